@@ -16,8 +16,7 @@ from fairhead.errors import InputError
 from fairhead.language.answers import ItemTable
 from fairhead.language.benchmark import ASKS, SECTIONS, Benchmark, Figure, Measure
 from fairhead.language.benchmarks import all_benchmarks, benchmark_named
-from fairhead.language.eval_logs import read_run
-from fairhead.language.suite import Suite
+from fairhead.language.suite import Suite, read_run
 from fairhead.report import Report, Result
 from fairhead.stats import Difference
 from fairhead.stats.bootstrap import Resampling

@@ -1,26 +1,85 @@
 """Benchmarks on a model, alone or all of them: one way to the table of its answers, and to the figures of the table.
 
-Needs no torch itself.
+What a trained model was trained on is kept beside its weights, so that nobody scores it on those terms. Needs no torch
+itself.
 """
 
 import hashlib
+import logging
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from fairhead import __version__
 from fairhead.data import parse_spec
+from fairhead.data.sentences import CrowsPair, StereoSetItem
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.language.answers import Answers, Generation, GenerationJournal, Progress, Sampling, journal_in
 from fairhead.language.benchmark import Benchmark, BenchmarkResult, Measured, NotMeasured, Work
 from fairhead.language.benchmarks import benchmark_named, choose
-from fairhead.language.suite import Suite, unseen, without_training_targets
+from fairhead.language.suite import FILE, Suite, read_object
 from fairhead.stats.bootstrap import Resampling
+from fairhead.store import made_folder, write_json
 
+TRAINING_FILE = "fairhead-training.json"
+TRAINING_SCHEMA = "fairhead.training/1"
+# Of the record of a training: what tells which items a comparison may use, and how the model came about.
+_OF_TRAINING = ("method", "settings", "plan", "data", "base", "training_targets", "held_out_targets")
+Item = TypeVar("Item", CrowsPair, StereoSetItem)
 Report = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class TrainingRecord:
+    """How the model of a folder came about."""
+
+    method: str  # such as "klaad"
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of the method
+    plan: Mapping[str, Any] = field(default_factory=dict)  # of the training: epochs, learning rate, seed, ...
+    data: Mapping[str, Any] = field(default_factory=dict)  # its name, its path, and how it was split
+    # Terms (of pairs: sentences) that were trained on, in lower case; a score on them says nothing
+    training_targets: tuple[str, ...] = ()
+    held_out_targets: tuple[str, ...] = ()  # terms that were not
+    base: str | None = None  # the model that training began with
+    history: tuple[Mapping[str, Any], ...] = ()  # a line per logged step
+    results: Mapping[str, Any] = field(default_factory=dict)  # anything that was measured at the end
+
+    def write(self, folder: str | os.PathLike[str]) -> None:
+        """Put the record into a model's folder."""
+        write_json(Path(folder, TRAINING_FILE), {"schema": TRAINING_SCHEMA, **asdict(self)})
+
+    @classmethod
+    def read(cls, folder: str | os.PathLike[str]) -> "TrainingRecord":
+        """Read the record of a folder."""
+        missing = "it was not written by fairhead mitigate: its training terms are unknown"
+        return read_object(cls, Path(folder, TRAINING_FILE), TRAINING_SCHEMA, missing)
+
+
+def without_training_targets(items: Iterable[Item], folder: str | os.PathLike[str]) -> tuple[Item, ...]:
+    """The items whose term (of a pair without one: whose more stereotypical sentence) `folder` was not trained on."""
+    trained = set(TrainingRecord.read(folder).training_targets)
+    return tuple(item for item in items if item.target.casefold() not in trained)
+
+
+def unseen(items: Sequence[Any], model: Any) -> Sequence[Any]:
+    """The items that a model was not trained on, as far as its folder says; how many they are is told."""
+    folder = Path(str(model).removeprefix("path:"))
+    if not isinstance(model, str | Path) or not (folder / TRAINING_FILE).is_file():
+        return items
+    if not all(isinstance(item, CrowsPair | StereoSetItem) for item in items):
+        return items
+    kept = without_training_targets(items, folder)
+    if len(kept) == len(items):
+        return items
+    so = "are left out" if kept else "are scored for want of others, which says nothing"
+    told = f"{len(items) - len(kept):,} of {len(items):,} items {so}: {folder} was trained on them or on their terms"
+    logging.getLogger("fairhead").warning(told)
+    return kept or items
 
 
 def read_data(
@@ -47,27 +106,16 @@ def read_data(
             if name != "held_out_of" and getattr(options, name) != getattr(benchmark.options(), name):
                 raise InputError(f"{name} is an option for the data of {benchmark.title}, not of {reader.name}")
         items = reader.read(path, **(columns or {}))
-    if getattr(options, "held_out_of", None) is not None:
-        items = without_training_targets(items, options.held_out_of)
-    else:
-        items = unseen(items, model)
+    trained = getattr(options, "held_out_of", None)
+    items = unseen(items, model) if trained is None else without_training_targets(items, trained)
     return benchmark.sample(list(items), limit, seed)
 
 
 def find_data(folder: Path, name: str) -> Path | None:
-    """The folder, archive or file of a data set, however its name is spelled.
-
-    Example:
-        >>> import tempfile
-        >>> root = Path(tempfile.mkdtemp())
-        >>> (root / "CrowS-Pairs.zip").touch()
-        >>> find_data(root, "crows_pairs").name
-        'CrowS-Pairs.zip'
-    """
-    plain = name.replace("_", "")
+    """The folder, archive or file of a data set, however its name is spelled: "CrowS-Pairs.zip" is crows_pairs."""
     for path in sorted(folder.iterdir()):
-        stem = (path.name if path.is_dir() else path.stem).lower().replace("-", "").replace("_", "")
-        if stem == plain:
+        stem = path.name if path.is_dir() else path.stem
+        if stem.lower().replace("-", "").replace("_", "") == name.replace("_", ""):
             return path
     return None
 
@@ -137,18 +185,16 @@ def run_suite(
 ) -> Suite:
     """Run benchmarks on a model into a folder. What the folder holds already is kept, unless it was made otherwise."""
     how = resampling or Resampling()
-    settings = scorer.settings()
-    suite = Suite.open(out, model, settings, gathered.chosen, _origin(provenance, how))
+    settings, drawn = scorer.settings(), replace(sampling or Sampling(), seed=how.seed)
+    suite = _open(out, model, settings, gathered.chosen, provenance, how)
     suite.skipped |= {name: reason for name, reason in gathered.skipped.items() if name not in suite.done}
     suite.write()
     for name, items in gathered.items.items():
         benchmark = benchmark_named(name)
-        chosen = gathered.options.get(name, benchmark.options())
-        drawn = replace(sampling or Sampling(), seed=how.seed)
+        tell = None if report is None else partial(report, name)
+        work = Work(scorer, items, gathered.options.get(name, benchmark.options()), settings, drawn, None, tell)
         try:
-            result = _run(
-                benchmark, Work(scorer, items, chosen, settings, drawn, None, _tell(report, name)), how, suite
-            )
+            result = _run(benchmark, work, how, suite)
         except (NotMeasured, UnsupportedModel) as reason:
             # Attention cannot be read in every model that can be scored.
             suite.skipped[name] = str(reason)
@@ -189,11 +235,47 @@ def run_benchmark(
     suite = None
     if out is not None:
         said = {"only": (benchmark.flag,), "limit": limit, "seed": how.seed, **asdict(chosen)}
-        suite = Suite.open(out, model, settings, said, _origin(provenance, how))
+        suite = _open(out, model, settings, said, provenance, how)
     work = Work(scorer, benchmark.sample(items, limit, how.seed), chosen, settings, draws, progress=progress)
     result = _run(benchmark, work, how, suite, stored, study=True)
     known = {"version": __version__, **(provenance or {}), "model_path": model or None, "limit": limit}
     return replace(result, provenance={**known, **result.provenance})
+
+
+def _open(
+    out: Path,
+    model: str,
+    settings: Mapping[str, Any],
+    options: Mapping[str, Any],
+    provenance: Mapping[str, Any] | None,
+    how: Resampling,
+) -> Suite:
+    """A suite in a folder, with what the folder holds already; without a model it is that of the folder."""
+    made_folder(out)
+    training = None
+    if Path(model, TRAINING_FILE).is_file():
+        training = {k: v for k, v in asdict(TrainingRecord.read(model)).items() if k in _OF_TRAINING}
+    origin = {"version": __version__, **(provenance or {}), "n_boot": how.n_boot, "level": how.level}
+    suite = Suite(out, model, settings, training, options, provenance=origin)
+    if not (out / FILE).exists():
+        return suite
+    before = Suite.read(out)
+    for key in settings:
+        if before.settings.get(key) != settings[key]:
+            raise InputError(
+                f"{out} holds the scores of another model or precision ({key} {before.settings.get(key)!r}, here "
+                f"{settings[key]!r}); choose another folder"
+            )
+    there, here = before.options.get("limit"), options.get("limit")
+    if before.done and there != here:
+        raise InputError(
+            f"{out} was made with limit {there}, here it is {here}: figures of other items are not put beside those; "
+            "choose another folder"
+        )
+    suite.done, suite.skipped = before.done, before.skipped
+    if not model:  # stored answers are measured, and which model wrote them is known there
+        suite.model, suite.training = before.model, before.training
+    return suite
 
 
 def _run(
@@ -246,7 +328,7 @@ def _measured(benchmark: Benchmark, work: Work, stored: GenerationJournal | None
     if stored is None:
         found, path = continue_prompts(benchmark, work)
     else:
-        found, path = Continued(stored.of(benchmark.prompts(work.items)), str(stored.path))
+        found, path = stored.of(benchmark.prompts(work.items)), str(stored.path)
         if not found:
             raise InputError(f"{path}: has no generation for any of the {len(work.items):,} prompts of the data")
     try:
@@ -261,15 +343,8 @@ def _measured(benchmark: Benchmark, work: Work, stored: GenerationJournal | None
     return Measured(table, {"generations": path})
 
 
-class Continued(NamedTuple):
-    """Continuations, and the file that keeps them, where one does."""
-
-    found: Answers[Generation]
-    path: str | None
-
-
-def continue_prompts(benchmark: Benchmark, work: Work) -> Continued:
-    """Continue the prompts of a benchmark; what its journal holds is not computed again."""
+def continue_prompts(benchmark: Benchmark, work: Work) -> tuple[Answers[Generation], str | None]:
+    """Continuations of a benchmark's prompts, and the file that keeps them; what that holds is not computed again."""
     from fairhead.language.generation import generate
 
     assert benchmark.prompts is not None
@@ -277,11 +352,7 @@ def continue_prompts(benchmark: Benchmark, work: Work) -> Continued:
     with journal_in(work.journals, benchmark.name, settings, GenerationJournal) as journal:
         prompts = benchmark.prompts(work.items)
         found = generate(work.scorer, prompts, work.sampling, journal=journal, progress=work.progress)
-    return Continued(found, None if journal is None else str(journal.path))
-
-
-def _origin(provenance: Mapping[str, Any] | None, how: Resampling) -> dict[str, Any]:
-    return {"version": __version__, **(provenance or {}), "n_boot": how.n_boot, "level": how.level}
+    return found, None if journal is None else str(journal.path)
 
 
 def digest(items: Iterable[Any]) -> str:
@@ -291,13 +362,3 @@ def digest(items: Iterable[Any]) -> str:
         text = repr(item).encode(errors="surrogatepass")
         found.update(f"{len(text)}\n".encode() + text)
     return found.hexdigest()
-
-
-def _tell(report: Report | None, name: str) -> Progress | None:
-    if report is None:
-        return None
-
-    def tell(done: int, total: int) -> None:
-        report(name, done, total)
-
-    return tell

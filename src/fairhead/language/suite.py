@@ -1,24 +1,28 @@
-"""The folder of a model's benchmarks: all that a comparison needs. Needs no torch.
+"""Runs that can be compared: the folder of a model's benchmarks, or the logs of another harness. Needs no torch.
 
-It has `suite.json` (which model, which data, what was left out and why), for each benchmark a table of items
-(`crows_pairs.items.jsonl`) and its figures (`crows_pairs.json`), and the journals from which a killed run goes on. What
-a trained model was trained on is kept beside its weights, so that nobody scores it on those terms.
+The folder has `suite.json` (which model, which data, what was left out and why), for each benchmark a table of items
+(`crows_pairs.items.jsonl`) and its figures (`crows_pairs.json`), and the journals from which a killed run goes on.
+
+lm-evaluation-harness writes one file per task with `--log_samples`, a line per document; inspect_ai one JSON per task,
+with the scores of every sample. Each task becomes a table of items, one column per metric, whose figure is the mean.
 """
 
+import hashlib
 import json
-import logging
-import os
+import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
+from operator import methodcaller
 from pathlib import Path
-from typing import Any, TypedDict, TypeVar
+from typing import Any, NamedTuple, TypedDict, TypeVar
 
+import numpy as np
 from rich.console import Console
 from rich.markup import escape
 
-from fairhead.data.sentences import CrowsPair, StereoSetItem
-from fairhead.errors import InputError
+from fairhead.errors import InputError, check_known
 from fairhead.language.answers import ItemTable, StoredItems, read_items
 from fairhead.language.benchmark import SECTIONS, BenchmarkResult, Measured
 from fairhead.language.benchmarks import all_benchmarks
@@ -27,21 +31,25 @@ from fairhead.report.result import terminal
 from fairhead.report.sections.plain import PlainTable, PlainTables
 from fairhead.report.wording import plain_value
 from fairhead.settings import check_settings
-from fairhead.store import made_folder, reading, write_json
+from fairhead.store import reading, write_json
 
 SCHEMA = "fairhead.suite/1"
 FILE = "suite.json"
-TRAINING_FILE = "fairhead-training.json"
-TRAINING_SCHEMA = "fairhead.training/1"
-# Of the record of a training: what tells which items a comparison may use, and how the model came about.
-_OF_TRAINING = ("method", "settings", "plan", "data", "base", "training_targets", "held_out_targets")
 NOT_WHOLE = "is not as fairhead writes it: it lacks a field, or has another in its place"
-Item = TypeVar("Item", CrowsPair, StereoSetItem)
-Kind = TypeVar("Kind", "TrainingRecord", "Suite")
+T = TypeVar("T")
+_GRADES = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0}  # inspect_ai's marks, with the values that it gives them
+_SAMPLES = re.compile(r"samples_(?P<task>.+)_\d{4}-\d\d-\d\dT[\d.-]+\.jsonl")
+_EXPECTED = (
+    "a folder that fairhead lm suite wrote, samples_*.jsonl of lm-evaluation-harness (--log_samples), or JSON logs of "
+    "inspect_ai (inspect log convert --to json) is expected"
+)
 
 
-def _read(path: Path, schema: str, missing: str) -> dict[str, Any]:
-    """A JSON file of a schema; `missing` says what a folder without it is not."""
+def read_object(kind: type[T], path: Path, schema: str, missing: str, **more: Any) -> T:
+    """An object of a dataclass, of what a JSON file of a schema says of its fields; what they are not is an error.
+
+    `missing` says what a folder without the file is not.
+    """
     if not path.is_file():
         raise InputError(f"{path.parent} has no {path.name}; {missing}")
     with reading(path, "is not JSON; write it again"):
@@ -49,66 +57,14 @@ def _read(path: Path, schema: str, missing: str) -> dict[str, Any]:
     of = found.get("schema") if isinstance(found, dict) else None
     if of != schema:
         raise InputError(f"{path} has the schema {of!r}; this version of fairhead reads {schema!r}")
-    return dict(found)
-
-
-def _checked(kind: type[Kind], path: Path, found: Mapping[str, Any], **more: Any) -> Kind:
-    """An object of a dataclass, of what a file says of its fields; what they are not is an `InputError`."""
+    fields = kind.__dataclass_fields__  # type: ignore[attr-defined]
     with reading(path, NOT_WHOLE):
-        values = {name: value for name, value in found.items() if name in kind.__dataclass_fields__}
+        values = {name: value for name, value in found.items() if name in fields}
+        for name in values:
+            if str(fields[name].type).startswith("tuple"):
+                values[name] = tuple(values[name])
         check_settings(kind, {name: value for name, value in values.items() if value != ()}, str(path))
         return kind(**values, **more)
-
-
-@dataclass(frozen=True)
-class TrainingRecord:
-    """How the model of a folder came about."""
-
-    method: str  # such as "klaad"
-    settings: Mapping[str, Any] = field(default_factory=dict)  # of the method
-    plan: Mapping[str, Any] = field(default_factory=dict)  # of the training: epochs, learning rate, seed, ...
-    data: Mapping[str, Any] = field(default_factory=dict)  # its name, its path, and how it was split
-    # Terms (of pairs: sentences) that were trained on, in lower case; a score on them says nothing
-    training_targets: tuple[str, ...] = ()
-    held_out_targets: tuple[str, ...] = ()  # terms that were not
-    base: str | None = None  # the model that training began with
-    history: tuple[Mapping[str, Any], ...] = ()  # a line per logged step
-    results: Mapping[str, Any] = field(default_factory=dict)  # anything that was measured at the end
-
-    def write(self, folder: str | os.PathLike[str]) -> None:
-        """Put the record into a model's folder."""
-        write_json(Path(folder, TRAINING_FILE), {"schema": TRAINING_SCHEMA, **asdict(self)})
-
-    @classmethod
-    def read(cls, folder: str | os.PathLike[str]) -> "TrainingRecord":
-        """Read the record of a folder."""
-        path = Path(folder, TRAINING_FILE)
-        found = _read(path, TRAINING_SCHEMA, "it was not written by fairhead mitigate: its training terms are unknown")
-        lists = ("training_targets", "held_out_targets", "history")
-        with reading(path, NOT_WHOLE):
-            return _checked(cls, path, {**found, **{name: tuple(found[name]) for name in lists if name in found}})
-
-
-def without_training_targets(items: Iterable[Item], folder: str | os.PathLike[str]) -> tuple[Item, ...]:
-    """The items whose term (of a pair without one: whose more stereotypical sentence) `folder` was not trained on."""
-    trained = set(TrainingRecord.read(folder).training_targets)
-    return tuple(item for item in items if item.target.casefold() not in trained)
-
-
-def unseen(items: Sequence[Any], model: Any) -> Sequence[Any]:
-    """The items that a model was not trained on, as far as its folder says; how many they are is told."""
-    folder = Path(str(model).removeprefix("path:"))
-    if not isinstance(model, str | Path) or not (folder / TRAINING_FILE).is_file():
-        return items
-    if not all(isinstance(item, CrowsPair | StereoSetItem) for item in items):
-        return items
-    kept = without_training_targets(items, folder)
-    if len(kept) == len(items):
-        return items
-    so = "are left out" if kept else "are scored for want of others, which says nothing"
-    told = f"{len(items) - len(kept):,} of {len(items):,} items {so}: {folder} was trained on them or on their terms"
-    logging.getLogger("fairhead").warning(told)
-    return kept or items
 
 
 class Done(TypedDict):
@@ -134,56 +90,22 @@ class Suite(Result):
     provenance: Mapping[str, Any] = field(default_factory=dict)  # version, command, data, device
 
     @classmethod
-    def open(
-        cls,
-        out: Path,
-        model: str,
-        settings: Mapping[str, Any],
-        options: Mapping[str, Any],
-        provenance: Mapping[str, Any],
-    ) -> "Suite":
-        """A suite in a folder, with what the folder holds already; without a model it is that of the folder."""
-        made_folder(out)
-        training = None
-        if Path(model, TRAINING_FILE).is_file():
-            training = {k: v for k, v in asdict(TrainingRecord.read(model)).items() if k in _OF_TRAINING}
-        suite = cls(out, model, settings, training, options, provenance=provenance)
-        if (out / FILE).exists():
-            before = cls.read(out)
-            differing = [k for k in settings if before.settings.get(k) != settings[k]]
-            if differing:
-                key = differing[0]
-                raise InputError(
-                    f"{out} holds the scores of another model or precision ({key} {before.settings.get(key)!r}, here "
-                    f"{settings[key]!r}); choose another folder"
-                )
-            limits = [chosen.get("limit") for chosen in (before.options, options)]
-            if before.done and limits[0] != limits[1]:
-                raise InputError(
-                    f"{out} was made with limit {limits[0]}, here it is {limits[1]}: figures of other items are not "
-                    "put beside those; choose another folder"
-                )
-            suite.done, suite.skipped = before.done, before.skipped
-            if not model:  # stored answers are measured, and which model wrote them is known there
-                suite.model, suite.training = before.model, before.training
+    def read(cls, folder: Path) -> "Suite":
+        """Read `suite.json` of a folder."""
+        file = folder / FILE
+        expected = "a folder that fairhead lm suite wrote is expected"
+        suite = read_object(cls, file, SCHEMA, expected, folder=folder)
+        for name, facts in suite.done.items():
+            with reading(file, NOT_WHOLE):
+                check_settings(Done, {key: facts[key] for key in Done.__annotations__}, f"{file}: {name}")  # type: ignore[literal-required]
         return suite
 
     def write(self) -> None:
         """Write `suite.json`."""
-        write_json(self.folder / FILE, {"schema": SCHEMA, **self._content()})
+        write_json(self.folder / FILE, self._content())
 
     def _content(self) -> dict[str, Any]:
-        return {k: v for k, v in asdict(self).items() if k != "folder"}
-
-    @classmethod
-    def read(cls, folder: Path) -> "Suite":
-        """Read `suite.json` of a folder."""
-        found = _read(folder / FILE, SCHEMA, "a folder that fairhead lm suite wrote is expected")
-        suite = _checked(cls, folder / FILE, found, folder=folder)
-        for name, facts in suite.done.items():
-            with reading(folder / FILE, NOT_WHOLE):
-                check_settings(Done, {key: facts[key] for key in Done.__annotations__}, f"{folder / FILE}: {name}")  # type: ignore[literal-required]
-        return suite
+        return {"schema": SCHEMA, **{k: v for k, v in asdict(self).items() if k != "folder"}}
 
     @property
     def measured(self) -> list[str]:
@@ -225,13 +147,12 @@ class Suite(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form, as `suite.json` has it, with the figures of every benchmark."""
-        return {"schema": SCHEMA, **self._content(), "figures": self._figures()}
+        return {**self._content(), "figures": self._figures()}
 
     def rows(self) -> list[dict[str, Any]]:
         """One row per figure of every benchmark."""
-        hidden = ("detail", "groups")
         return [
-            {"benchmark": name, **{key: value for key, value in one.items() if key not in hidden}}
+            {"benchmark": name, **{key: value for key, value in one.items() if key not in ("detail", "groups")}}
             for name, estimates in self._figures().items()
             for one in estimates
         ]
@@ -257,53 +178,47 @@ class Suite(Result):
                 columns=["", "", "interval", "n", ""],
                 rows=[[row["figure"], *_written(row), f"{row['n']:,}", row["says"]] for row in rows],
             )
-            for section, rows in groupby(self.headlines(), key=lambda row: str(row["section"]))
+            for section, rows in self._sections()
         ]
         everything = []
-        for row in self.rows():
-            if row["group_by"] is None:
-                figures = (
-                    "–" if row[key] is None else plain_value(float(row[key])) for key in ("value", "low", "high")
-                )
-                everything.append([row["benchmark"], row["metric"], *figures, f"{row['n']:,}"])
+        for row in (row for row in self.rows() if row["group_by"] is None):
+            figures = ("–" if row[key] is None else plain_value(float(row[key])) for key in ("value", "low", "high"))
+            everything.append([row["benchmark"], row["metric"], *figures, f"{row['n']:,}"])
         columns = ["benchmark", "figure", "value", "low", "high", "n"]
         table = PlainTable(caption="Figures over all items, with their intervals", columns=columns, rows=everything)
-        skipped = [Sentence(f"{name} was not run: {reason}.", "note") for name, reason in self.skipped.items()]
         return Report(
             title=f"Benchmarks of {self.model}",
             question="",
-            verdict=skipped,
+            verdict=[Sentence(f"{name} was not run: {reason}.", "note") for name, reason in self.skipped.items()],
             sections=[PlainTables(title="Headlines", tables=tables), PlainTables(title="Figures", tables=[table])],
             provenance=dict(self.provenance),
         )
 
+    def _sections(self) -> Iterable[tuple[str, Iterable[dict[str, Any]]]]:
+        return groupby(self.headlines(), key=methodcaller("get", "section"))
+
     def _figures(self) -> dict[str, list[dict[str, Any]]]:
         """Benchmark -> its figures, as they lie in the folder."""
-        files = {name: self.folder / f"{name}.json" for name in self.measured}
-        return {
-            name: json.loads(f.read_text(encoding="utf-8"))["estimates"] for name, f in files.items() if f.is_file()
-        }
+        files = [self.folder / f"{name}.json" for name in self.measured]
+        return {f.stem: json.loads(f.read_text(encoding="utf-8"))["estimates"] for f in files if f.is_file()}
 
     def show(self, console: Console | None = None) -> None:
         """Print what was run, and what was not."""
         console = console or terminal()
-        console.print(f"[bold]{escape(self.model)}[/] in {escape(str(self.folder))}", highlight=False)
+        lines = [f"[bold]{escape(self.model)}[/] in {escape(str(self.folder))}"]
         for name, facts in self.done.items():
-            left_out = "; ".join(f"left out: {n:,} ({escape(reason)})" for reason, n in facts["left_out"].items())
+            left_out = [f"; left out: {n:,} ({escape(reason)})" for reason, n in facts["left_out"].items()]
             seconds = "" if facts["seconds"] is None else f", {facts['seconds']:g} s"
-            console.print(
-                f"  {name}: {facts['items']:,} items{seconds}{'; ' if left_out else ''}{left_out}", highlight=False
-            )
-        for name, reason in self.skipped.items():
-            console.print(f"  {name}: skipped, {escape(reason)}", highlight=False)
+            lines.append(f"  {name}: {facts['items']:,} items{seconds}{''.join(left_out)}")
+        lines += [f"  {name}: skipped, {escape(reason)}" for name, reason in self.skipped.items()]
+        for line in lines:
+            console.print(line, highlight=False)
         rows: list[Sequence[str]] = []
-        for section, found in groupby(self.headlines(), key=lambda row: str(row["section"])):
+        for section, found in self._sections():
             rows += [(section,), *((row["figure"], *_written(row)) for row in found)]
-        table = PlainTable(caption="Headlines", columns=("", "", "interval"), rows=rows)
-        PlainTables(title="", tables=[table]).show(console)
-        console.print(
-            f"Compare with another run: fairhead lm compare {escape(str(self.folder))} OTHER", highlight=False
-        )
+        PlainTable(caption="Headlines", columns=("", "", "interval"), rows=rows).show(console)
+        folder = escape(str(self.folder))
+        console.print(f"Compare with another run: fairhead lm compare {folder} OTHER", highlight=False)
 
     def _path(self, name: str) -> Path:
         return self.folder / f"{name}.items.jsonl"
@@ -314,5 +229,146 @@ def _written(row: Mapping[str, Any]) -> tuple[str, str]:
     if row["value"] is None:
         return "–", str(row["undefined"])
     scale, digits = (100, 1) if row["share"] else (1, 3)
-    value, low, high = (scale * float(row[key]) for key in ("value", "low", "high"))
-    return f"{value:.{digits}f}{' %' if row['share'] else ''}", f"{low:.{digits}f} to {high:.{digits}f}"
+    value, low, high = (f"{scale * float(row[key]):.{digits}f}" for key in ("value", "low", "high"))
+    return f"{value}{' %' if row['share'] else ''}", f"{low} to {high}"
+
+
+class Sample(NamedTuple):
+    """One document or sample of a log."""
+
+    id: str  # the same in every run on the same data
+    cluster: str  # samples of one cluster depend on each other: by default epochs of one sample
+    about: Mapping[str, Any]  # its fields, by which it can be grouped
+    values: dict[str, float | None]  # metric -> value; None where it is no number
+
+
+@dataclass
+class LoggedRun(Suite):
+    """A run of another harness; its tables lie in memory, not in the folder."""
+
+    tables: dict[str, ItemTable] = field(default_factory=dict)
+
+    @property
+    def measured(self) -> list[str]:
+        """Tasks."""
+        return list(self.tables)
+
+    def stored(self, name: str) -> StoredItems:
+        """The samples of a task."""
+        return StoredItems(self.tables[name], {})
+
+
+def read_run(path: Path, cluster: str | None = None, category: str | None = None) -> Suite:
+    """A run to compare: a folder of `fairhead lm suite`, or the logs of another harness, a folder or one file.
+
+    Of logs, `cluster` is the field of a document (of inspect_ai: of a sample's metadata) whose equal values are drawn
+    together, such as a template, and `category` the field whose values are compared one by one.
+    """
+    if (path / FILE).is_file():
+        if cluster or category:
+            raise InputError(f"{path} is of fairhead lm suite, whose items have their clusters and categories already")
+        return Suite.read(path)
+    files = sorted([*path.rglob("samples_*.jsonl"), *path.rglob("*.json")]) if path.is_dir() else [path]
+    run = LoggedRun(path, str(path), {}, None, {})
+    origin: dict[str, Path] = {}
+    for file in files:
+        found = _read_log(file, alone=path == file)
+        if found is None:
+            continue
+        name, model, samples = found
+        if name in origin:
+            raise InputError(f"{origin[name]} and {file} are both of {name}: give one file of a task, or one folder")
+        origin[name], run.model = file, model or run.model
+        run.tables[name] = _table(name, file, samples, cluster, category)
+        without = dict.fromkeys(metric for sample in samples for metric, v in sample.values.items() if v is None)
+        run.skipped |= {f"{name} {metric}": "its value of a sample is no number" for metric in without}
+    if not run.tables:
+        packed = path.suffix == ".eval" or (path.is_dir() and any(path.rglob("*.eval")))
+        why = "its logs are compressed: inspect log convert --to json" if packed else _EXPECTED
+        raise InputError(f"{path} has no run that can be compared; {why}")
+    return run
+
+
+def _read_log(file: Path, alone: bool) -> tuple[str, str | None, list[Sample]] | None:
+    """The task of a log with the harness before it, its model and its samples; None for another file in a folder."""
+    if file.suffix == ".jsonl":
+        named = _SAMPLES.fullmatch(file.name)
+        with reading(file, "is not a file of samples that lm-evaluation-harness wrote (--log_samples)"):
+            lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+            samples = _of_lm_eval(lines)
+        model, results = None, file.with_name("results_" + file.stem.rpartition("_")[2] + ".json")
+        if results.is_file():
+            with reading(results, "is not JSON"):
+                model = json.loads(results.read_text(encoding="utf-8")).get("model_name")
+        return f"lm-eval:{named['task'] if named else 'samples'}", model, samples
+    if file.suffix != ".json":
+        return None
+    with reading(file, "is not JSON; a log of inspect_ai is expected"):
+        log = json.loads(file.read_text(encoding="utf-8"))
+    if not isinstance(log, dict) or not {"eval", "version"} <= set(log):
+        if alone:
+            raise InputError(f"{file} is not a log of inspect_ai; {_EXPECTED}")
+        return None
+    if not log.get("samples"):
+        raise InputError(f"{file} has no samples (status {log.get('status')!r}): only a whole log can be compared")
+    with reading(file, "is not a log as inspect_ai writes it"):
+        return f"inspect:{log['eval']['task']}", str(log["eval"]["model"]), _of_inspect(log["samples"])
+
+
+def _of_lm_eval(lines: Iterable[Mapping[str, Any]]) -> list[Sample]:
+    """One sample per document; where there are several filters of the answers there is a line for each."""
+    found: dict[str, Sample] = {}
+    for line in lines:
+        name = f"{line['doc_id']}/{line['doc_hash'][:8]}"
+        before = "" if line.get("filter", "none") == "none" else f"{line['filter']} "
+        doc = line["doc"] if isinstance(line["doc"], Mapping) else {}
+        values = found.setdefault(name, Sample(name, name, doc, {})).values
+        values |= {f"{before}{metric}": _number(line.get(metric)) for metric in line["metrics"]}
+    return list(found.values())
+
+
+def _of_inspect(samples: Iterable[Mapping[str, Any]]) -> list[Sample]:
+    """One sample per epoch; epochs of one sample are one cluster."""
+    found = []
+    for sample in samples:
+        asked = json.dumps([sample["input"], sample["target"]], sort_keys=True)
+        name = f"{sample['id']}/{hashlib.blake2b(asked.encode(), digest_size=4).hexdigest()}"
+        values: dict[str, float | None] = {}
+        for scorer, score in (sample.get("scores") or {}).items():
+            value = score["value"]
+            for key, one in value.items() if isinstance(value, Mapping) else [("", value)]:
+                called = f"{scorer} {key}".strip()
+                if isinstance(one, str) and one in _GRADES:
+                    values[f"{called} accuracy"] = _GRADES[one]
+                else:
+                    values[called] = _number(one)
+        about = sample.get("metadata") or {}
+        found.append(Sample(f"{name} epoch {sample.get('epoch', 1)}", name, about, values))
+    return found
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and np.isfinite(value) else None
+
+
+def _table(name: str, file: Path, samples: Sequence[Sample], cluster: str | None, category: str | None) -> ItemTable:
+    """The table of a task: its metrics are those that most samples have; a sample that lacks one is left out."""
+    having = Counter(metric for sample in samples for metric, value in sample.values.items() if value is not None)
+    metrics = [metric for metric, n in having.items() if 2 * n > len(samples)]
+    if not metrics:
+        raise InputError(f"{file}: no metric has a number for most of the {len(samples)} samples")
+    kept = [sample for sample in samples if all(sample.values.get(metric) is not None for metric in metrics)]
+    lacking = tuple(sample.id for sample in samples if sample not in kept)
+
+    def about(sample: Sample, field: str) -> str:
+        check_known(field, sample.about, f"{file}: {sample.id} has no field {field!r}; there are")
+        return str(sample.about[field])
+
+    return ItemTable.of(
+        name,
+        [sample.id for sample in kept],
+        [sample.cluster if cluster is None else about(sample, cluster) for sample in kept],
+        [[] if category is None else [about(sample, category)] for sample in kept],
+        {metric: np.array([sample.values[metric] for sample in kept], dtype=np.float64) for metric in metrics},
+        left_out={"without a score": lacking} if lacking else {},
+    )

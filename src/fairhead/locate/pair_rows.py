@@ -18,7 +18,7 @@ from fairhead.errors import InputError, check_known
 from fairhead.language.answers import Request
 from fairhead.language.benchmark import sample
 from fairhead.language.benchmarks import benchmark_of
-from fairhead.language.suite import unseen
+from fairhead.language.running import unseen
 from fairhead.locate.head_features import Array
 from fairhead.locate.head_maps import HeadMap, score_pairs
 from fairhead.locate.locate_settings import LocatePlan

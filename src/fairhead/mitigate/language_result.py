@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from fairhead.language.suite import TrainingRecord
+from fairhead.language.running import TrainingRecord
 from fairhead.mitigate.registry import method_named
 from fairhead.models import load
 from fairhead.report import Report, Result, Sentence

@@ -21,7 +21,8 @@ from fairhead.data.sentences import StereoSetItem, TripletSplit
 from fairhead.errors import InputError
 from fairhead.language.packing import control_token_warning, starting
 from fairhead.language.row_layout import context_length, refuse_other_than_causal
-from fairhead.language.suite import NOT_WHOLE, TRAINING_FILE, TrainingRecord
+from fairhead.language.running import TRAINING_FILE, TrainingRecord
+from fairhead.language.suite import NOT_WHOLE
 from fairhead.mitigate.language_result import MitigatedLanguage, card_of
 from fairhead.mitigate.only_heads import only_heads
 from fairhead.mitigate.registry import method_named

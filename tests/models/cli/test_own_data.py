@@ -11,7 +11,7 @@ from made_posts import bert, tokenizer
 from PIL import Image
 
 from fairhead.cli import main
-from fairhead.language.suite import TrainingRecord
+from fairhead.language.running import TrainingRecord
 from fairhead.records import Records
 
 TINY = ["--model", "vit-2x2"]

@@ -10,7 +10,8 @@ from language_models import word_tokenizer
 from safetensors.torch import load_file, save_file
 
 from fairhead.cli import main
-from fairhead.language.suite import Suite, TrainingRecord
+from fairhead.language.running import TrainingRecord
+from fairhead.language.suite import Suite
 
 WORDS = ["<s>", "he", "she", "was", "kind", "cruel", "cried", "the", "nurse", "doctor", "ran", "a", "window"]
 

@@ -11,7 +11,7 @@ from language_models import ITEMS, saved, write_stereoset
 
 from fairhead.bench.grid_file import grid_path, read_methods
 from fairhead.cli import main
-from fairhead.language.suite import TrainingRecord
+from fairhead.language.running import TrainingRecord
 from fairhead.mitigate import KLAAD, method
 from fairhead.models import load
 

@@ -10,7 +10,7 @@ from language_models import FAMILIES, ITEMS, build, item, tokenizer
 from fairhead.data.sentences import StereoSetItem, Triplet, TripletSplit
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.language import load_scorer
-from fairhead.language.suite import TrainingRecord, without_training_targets
+from fairhead.language.running import TrainingRecord, without_training_targets
 from fairhead.mitigate.klaad import KLAAD
 from fairhead.mitigate.language_trainer import LanguageTrainer
 from fairhead.mitigate.triplets import TripletData, encode_triplets

@@ -11,8 +11,8 @@ import fairhead
 from fairhead.cli import main
 from fairhead.data import dataset
 from fairhead.errors import InputError
+from fairhead.language.running import TrainingRecord
 from fairhead.language.scorer import Scorer
-from fairhead.language.suite import TrainingRecord
 from fairhead.mitigate.balance_pairs import BalancePairs
 from fairhead.mitigate.language_trainer import LanguageTrainer
 from fairhead.mitigate.triplets import TripletData

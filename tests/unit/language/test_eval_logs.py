@@ -11,7 +11,7 @@ from scipy.stats import ttest_rel
 from fairhead.cli import main
 from fairhead.errors import InputError
 from fairhead.language.before_after import compare_suites
-from fairhead.language.eval_logs import read_run
+from fairhead.language.suite import read_run
 from fairhead.stats.bootstrap import Resampling
 
 LOGS = Path(__file__).parent / "logs"

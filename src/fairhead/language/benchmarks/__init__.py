@@ -7,13 +7,23 @@ point of the group `fairhead.benchmarks` that names a `Benchmark`.
 import warnings
 from collections.abc import Iterable, Sequence
 from functools import cache
+from operator import methodcaller
 from typing import Any
 
 from fairhead.errors import InputError, did_you_mean
 from fairhead.installed import added, registered
-from fairhead.language.benchmark import Benchmark
+from fairhead.language.answers import ItemTable
+from fairhead.language.benchmark import Benchmark, Figure, Label, Measure
 
 ENTRY_POINTS = "fairhead.benchmarks"
+# Metrics with a direction -> the value of a model without a mistake, or without a preference. Of others a comparison
+# says whether they changed, and not whether that is better.
+_IDEALS = {
+    **dict.fromkeys(("acc", "acc_norm", "acc_mutual_info", "acc_bytes", "acc_all", "exact_match", "em", "f1"), 1.0),
+    **dict.fromkeys(("mc1", "mc2", "accuracy"), 1.0),
+    "pct_stereotype": 0.5,
+    "likelihood_diff": 0.0,
+}
 # Name -> module, in the order in which a suite runs them.
 BENCHMARKS = {
     "stereoset": "fairhead.language.benchmarks.stereoset",
@@ -47,11 +57,38 @@ def _added() -> list[Benchmark]:
 
 def benchmark_named(name: str) -> Benchmark:
     """The benchmark of this name, or the last that the command line calls so; "lm-eval:TASK" is one of a log."""
-    if ":" in name:
-        from fairhead.language.eval_logs import logged_benchmark
+    return _logged(name) if ":" in name else choose([name])[-1]
 
-        return logged_benchmark(name)
-    return choose([name])[-1]
+
+def _logged(name: str) -> Benchmark:
+    """A task of a log as a benchmark: the mean of each metric, of all samples and of each category."""
+
+    def measures(table: ItemTable) -> list[Measure]:
+        ideals = [(metric, _ideal(metric)) for metric in table.fields]
+        return [Measure.mean(m, methodcaller("column", m), *([] if i is None else [i])) for m, i in ideals]
+
+    return Benchmark(
+        name=name,
+        title=name.partition(":")[2],
+        question="",
+        read=lambda path, options: (),
+        measures=measures,
+        headlines=lambda table: [Figure(metric) for metric in table.fields],
+        labels=_Labels(),
+        by_category=lambda table: [Figure(metric, group) for group in table.order for metric in table.fields],
+        section="Scores",
+    )
+
+
+def _ideal(metric: str) -> float | None:
+    return _IDEALS.get(metric.rpartition(" ")[2])
+
+
+class _Labels(dict[str, Label]):
+    """Metrics are written as their harness writes them."""
+
+    def get(self, metric: str, default: Any = None) -> Label:
+        return Label(metric, share=_ideal(metric) in (0.5, 1.0))
 
 
 def benchmark_of(items: Sequence[Any]) -> Benchmark:
