@@ -84,9 +84,9 @@ class Measure:
     detail: Callable[[ItemTable], Mapping[str, Any]] | None = None  # anything else worth knowing about the items
 
     @classmethod
-    def mean(cls, metric: str, value: Callable[[ItemTable], Array], *ideal: float, **more: Any) -> "Measure":
+    def mean(cls, metric: str, value: Callable[[ItemTable], Array], ideal: Any = None, **more: Any) -> "Measure":
         """The mean of a value of each item, [n]."""
-        return cls(metric, lambda table: np.column_stack([value(table), np.ones(len(table))]), ratio, *ideal, **more)
+        return cls(metric, lambda table: np.column_stack([value(table), np.ones(len(table))]), ratio, ideal, **more)
 
     def sums(self, table: ItemTable) -> Array:
         """What the items of each cluster add up to, [clusters, k], in order of first appearance."""

@@ -12,7 +12,6 @@ from typing import Any
 
 from fairhead.errors import InputError, did_you_mean
 from fairhead.installed import added, registered
-from fairhead.language.answers import ItemTable
 from fairhead.language.benchmark import Benchmark, Figure, Label, Measure
 
 ENTRY_POINTS = "fairhead.benchmarks"
@@ -62,17 +61,12 @@ def benchmark_named(name: str) -> Benchmark:
 
 def _logged(name: str) -> Benchmark:
     """A task of a log as a benchmark: the mean of each metric, of all samples and of each category."""
-
-    def measures(table: ItemTable) -> list[Measure]:
-        ideals = [(metric, _ideal(metric)) for metric in table.fields]
-        return [Measure.mean(m, methodcaller("column", m), *([] if i is None else [i])) for m, i in ideals]
-
     return Benchmark(
         name=name,
         title=name.partition(":")[2],
         question="",
         read=lambda path, options: (),
-        measures=measures,
+        measures=lambda table: [Measure.mean(m, methodcaller("column", m), _ideal(m)) for m in table.fields],
         headlines=lambda table: [Figure(metric) for metric in table.fields],
         labels=_Labels(),
         by_category=lambda table: [Figure(metric, group) for group in table.order for metric in table.fields],
