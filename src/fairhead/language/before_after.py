@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fairhead import __version__
 from fairhead.errors import InputError
 from fairhead.language.answers import ItemTable
-from fairhead.language.benchmark import ASKS, SECTIONS, Benchmark, Figure, Measure
+from fairhead.language.benchmark import ASKS, SECTIONS, Benchmark, Measure
 from fairhead.language.benchmarks import all_benchmarks, benchmark_named
 from fairhead.language.suite import Suite, read_run
 from fairhead.report import Report, Result
@@ -131,19 +131,21 @@ def compare_suites(
         if not pair.common():
             raise InputError(f"{pair.before.folder} and {pair.after.folder} have no benchmark or task in common")
     # One family of headlines and one of categories: whoever looks at three methods has three chances of a fluke.
-    families = {kind: _corrected([getattr(pair, kind)() for pair in compared]) for kind in ("headlines", "by_category")}
+    headlines, by_category = (
+        _corrected([of(pair) for pair in compared]) for of in (_Pair.headlines, _Pair.by_category)
+    )
     runs = tuple(
         Run(
             name,
             pair.after.model,
-            None if pair.after.training is None else pair.after.training["method"],
+            (pair.after.training or {}).get("method"),
             pair.targeted(),
-            families["headlines"][i],
-            families["by_category"][i],
+            headlines[i],
+            by_category[i],
             pair.seen(),
-            pair.entropy(pair.after),
+            _entropy(pair.after),
             pair.collapsed(),
-            pair.missing(),
+            tuple(sorted(set(pair.before.measured) ^ set(pair.after.measured))),
             pair.unpaired(),
         )
         for i, (name, pair) in enumerate(zip(called[1:], compared, strict=True))
@@ -157,8 +159,7 @@ def compare_suites(
         "correction": "Holm, over the headlines of all runs and over the categories of all runs",
         "runs": {name: _provenance(suite) for name, suite in zip(called, suites, strict=True)},
     }
-    first = compared[0]
-    return BeforeAfter(called[0], suites[0].model, first.entropy(suites[0]), runs, tuple(trained), provenance)
+    return BeforeAfter(called[0], suites[0].model, _entropy(suites[0]), runs, tuple(trained), provenance)
 
 
 @dataclass(frozen=True)
@@ -171,18 +172,17 @@ class _Pair:
 
     def headlines(self) -> list[Difference]:
         """Headline figures of every benchmark that both runs have: of stereotypes first, then of language."""
-        found = [c for name in self.common() for c in self._changes(*self._tables(name), "headlines_of")]
+        found = [c for name in self.common() for c in self._changes(name, "headlines_of")]
         return sorted(found, key=lambda c: SECTIONS.index(benchmark_named(c.benchmark).section_of(c.metric)))
 
     def by_category(self) -> list[Difference]:
         """Figures of every category."""
-        return [c for name in self.common() for c in self._changes(*self._tables(name), "by_category")]
+        return [c for name in self.common() for c in self._changes(name, "by_category")]
 
     def seen(self) -> tuple[Difference, ...]:
         """Headline figures on the terms that were trained on, of benchmarks that have any of those."""
         names = [name for name in self.common() if self.trained and benchmark_named(name).trained_on]
-        tables = [tables for name in names if len((tables := self._tables(name, trained=True))[0])]
-        return tuple(c for one in tables for c in self._changes(*one, "headlines_of"))
+        return tuple(c for name in names for c in self._changes(name, "headlines_of", trained=True))
 
     def targeted(self) -> tuple[str, ...]:
         """Axes that the method aims at, or that its settings name, or that the terms trained on are of."""
@@ -203,26 +203,14 @@ class _Pair:
                 axes |= {benchmark.axis(group) for group in groups if group in categories}
         return tuple(sorted(axes))
 
-    def entropy(self, suite: Suite) -> list[list[float]] | None:
-        """Mean entropy of each head."""
-        of = _of_heads(suite)
-        return None if of is None or of.by_head is None else of.by_head(suite.table(of.name))
-
     def collapsed(self) -> tuple[Collapsed, ...]:
         """Layers that have lost the shape of their attention."""
-        before, after = (self.entropy(suite) or [] for suite in (self.before, self.after))
-        if len(before) != len(after):  # one was not measured, or has other layers
+        before, after, of = _entropy(self.before) or [], _entropy(self.after) or [], _of_heads(self.after)
+        if of is None or len(before) != len(after):  # one was not measured, or has other layers
             return ()
-        found, of = [], _of_heads(self.after)
-        for layer, (one, other) in enumerate(zip(before, after, strict=True)):
-            a, b = sum(one) / len(one), sum(other) / len(other)
-            if of is not None and (what := of.collapse(a, b)) is not None:
-                found.append(Collapsed(layer, a, b, what))
-        return tuple(found)
-
-    def missing(self) -> tuple[str, ...]:
-        """Benchmarks that one run has and the other has not."""
-        return tuple(sorted(set(self.before.measured) ^ set(self.after.measured)))
+        means = [(sum(a) / len(a), sum(b) / len(b)) for a, b in zip(before, after, strict=True)]
+        found = ((layer, a, b, of.collapse(a, b)) for layer, (a, b) in enumerate(means))
+        return tuple(Collapsed(layer, a, b, what) for layer, a, b, what in found if what is not None)
 
     def unpaired(self) -> dict[str, int]:
         """Items without a counterpart."""
@@ -233,7 +221,8 @@ class _Pair:
         """Benchmarks that both runs have."""
         return [name for name in self.before.measured if name in self.after.measured]
 
-    def _tables(self, name: str, trained: bool = False) -> tuple[ItemTable, ItemTable]:
+    def _changes(self, name: str, wanted: str, trained: bool = False) -> list[Difference]:
+        """Changes of the wanted figures on the items that no model was trained on, or on those alone."""
         benchmark = benchmark_named(name)
         before, after = self.before.stored(name), self.after.stored(name)
         for key in (*benchmark.options_with(ASKS), *_MUST_AGREE):
@@ -251,16 +240,14 @@ class _Pair:
             seen = set(benchmark.trained_on(one, self.trained))
             rows = [i for i in range(len(one)) if (i in seen) == trained]
             one, other = one.take(rows), other.take(rows)
-        return one, other
-
-    def _changes(self, before: ItemTable, after: ItemTable, wanted: str) -> list[Difference]:
-        benchmark = benchmark_named(before.benchmark)
-        measures = benchmark.measures_of(before)
-        figures: Sequence[Figure] = getattr(benchmark, wanted)(before)
-        how = benchmark.resampling(self.how)
+        if trained and not len(one):
+            return []
+        measures, how = benchmark.measures_of(one), benchmark.resampling(self.how)
         return [
-            compare_items(_measure(measures, figure), figure.group, before, after, how, self.n_perm)
-            for figure in figures
+            compare_items(
+                next(m for m in measures if m.metric == metric and m.of(group)), group, one, other, how, self.n_perm
+            )
+            for metric, group in getattr(benchmark, wanted)(one)
         ]
 
 
@@ -269,8 +256,10 @@ def _of_heads(suite: Suite) -> Benchmark | None:
     return next((b for b in map(benchmark_named, suite.measured) if b.by_head is not None), None)
 
 
-def _measure(measures: Sequence[Measure], figure: Figure) -> Measure:
-    return next(m for m in measures if m.metric == figure.metric and m.of(figure.group))
+def _entropy(suite: Suite) -> list[list[float]] | None:
+    """Mean entropy of each head."""
+    of = _of_heads(suite)
+    return None if of is None or of.by_head is None else of.by_head(suite.table(of.name))
 
 
 def _corrected(of_runs: Sequence[Sequence[Difference]]) -> list[tuple[Difference, ...]]:

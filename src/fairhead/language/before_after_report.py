@@ -2,6 +2,7 @@
 
 import platform
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from rich import box
 from rich.console import Console
@@ -10,7 +11,7 @@ from rich.table import Table
 
 from fairhead import __version__
 from fairhead.language.before_after import BeforeAfter, Run
-from fairhead.language.benchmark import Label
+from fairhead.language.benchmark import Benchmark, Label
 from fairhead.language.benchmarks import benchmark_named
 from fairhead.report import Report, Sentence
 from fairhead.report.sections import Section
@@ -49,15 +50,62 @@ _SECTIONS = {
 }
 
 
+class _Told(NamedTuple):
+    """A change, in the words of its benchmark."""
+
+    change: Difference
+    benchmark: Benchmark
+    label: Label
+    where: str  # the benchmark, and which of its items
+
+    @classmethod
+    def of(cls, change: Difference, found: BeforeAfter | None = None) -> "_Told":
+        """With the comparison that it is of, also which terms or pairs it is about."""
+        benchmark = benchmark_named(change.benchmark)
+        items = "pairs" if "pairs" in benchmark.kinds else "terms"
+        held_out = found is not None and change.benchmark in _held_out(found)
+        where = f"{benchmark.title} (held-out {items})" if held_out else benchmark.title
+        return cls(change, benchmark, benchmark.label(change.metric), where)
+
+    @property
+    def name(self) -> str:
+        """Benchmark, category and metric."""
+        return " ".join(filter(None, (self.where, self.change.group_by, self.label.name)))
+
+    @property
+    def section(self) -> str:
+        return self.benchmark.section_of(self.change.metric)
+
+    @property
+    def unit(self) -> str:
+        return "ratio" if self.change.relative else "share" if self.label.share else "number"
+
+    @property
+    def written(self) -> WrittenChange:
+        return Change.of(self.change, self.unit).written()
+
+    @property
+    def moved(self) -> str:
+        return f"{self.written.difference} ({self.written.interval})"
+
+    def __str__(self) -> str:
+        made = self.written
+        return f"{self.name} {made.before} → {made.after} ({made.difference}, {made.interval})"
+
+
 def report_of(found: BeforeAfter, command: str | None = None) -> Report:
     """The report."""
     runs = ", ".join(run.name for run in found.runs)
     sections: list[Section] = []
     level = found.provenance.get("level", 0.95)
     for heading, text in _SECTIONS.items():
-        panels = _panels(found, [[c for c in run.headlines if _section(c) == heading] for run in found.runs])
+        of_runs = [
+            [told for c in run.headlines if (told := _Told.of(c, found)).section == heading] for run in found.runs
+        ]
+        panels = _panels(found, of_runs)
         if panels:
-            told = _definitions(found, heading)
+            labels = {f"{t.benchmark.title} {t.label.name}": t.label.says for of_run in of_runs for t in of_run}
+            told = {name: says for name, says in labels.items() if says}
             sections.append(
                 Changes(title=heading, text=text, base=found.base, level=level, panels=panels, definitions=told)
             )
@@ -66,7 +114,7 @@ def report_of(found: BeforeAfter, command: str | None = None) -> Report:
     matrix = spillover(found)
     if matrix.rows:
         sections.insert(min(1, len(sections)), matrix)
-    seen = _panels(found, [run.seen for run in found.runs])
+    seen = _panels(found, [[_Told.of(c, found) for c in run.seen] for run in found.runs])
     if seen:
         text = (
             "On the terms or pairs that were trained on. This shows that training took hold; it says nothing about "
@@ -88,34 +136,31 @@ def verdict(found: BeforeAfter) -> list[Sentence]:
     """What the figures allow one to say, a few sentences per run."""
     lines: list[Sentence] = []
     for run in found.runs:
-        judged = [c for c in run.headlines if _section(c) != "Attention"]
-        by_outcome = {w: [c for c in judged if c.outcome == w] for w in ("better", "worse", "changed")}
-        told = sum(map(len, by_outcome.values()))
+        judged = [told for c in run.headlines if (told := _Told.of(c, found)).section != "Attention"]
+        by_outcome = {w: [t for t in judged if t.change.outcome == w] for w in ("better", "worse", "changed")}
         for word, tone in (("better", "good"), ("worse", "bad"), ("changed", "note")):
             if by_outcome[word]:
-                listed = "; ".join(said(c, found) for c in by_outcome[word])
+                so = f"is {word}"
                 if word == "changed":
-                    text = f"{run.name} has changed significantly, but its distance from even has not, in {listed}."
-                else:
-                    text = f"{run.name} is {word} in {listed}."
-                lines.append(Sentence(text, tone))
-        apart = sum(c.outcome == "not significant" for c in judged)
+                    so = "has changed significantly, but its distance from even has not,"
+                lines.append(Sentence(f"{run.name} {so} in {'; '.join(map(str, by_outcome[word]))}.", tone))
+        apart = sum(t.change.outcome == "not significant" for t in judged)
         if apart:
-            which = f"in the other {apart} figures" if told else f"in any of {apart} figures"
+            which = f"in the other {apart} figures" if any(by_outcome.values()) else f"in any of {apart} figures"
             lines.append(Sentence(f"{run.name} does not differ significantly from {found.base} {which}.", "unclear"))
         lines += _categories(run) + _attention(run)
         if run.unpaired:
             named_ones = ", ".join(f"{benchmark_named(name).title} {count(n)}" for name, n in run.unpaired.items())
             lines.append(Sentence(f"{run.name}: items that only one run has take no part ({named_ones}).", "note"))
     blind = [c for run in found.runs for c in run.headlines if c.value is not None and c.mde is None and c.note]
-    for text in dict.fromkeys(f"{_where(found, c)}: {c.note}." for c in blind):
-        lines.append(Sentence(text, "note"))
-    for name, made in found.provenance.get("runs", {}).items():
+    notes = dict.fromkeys(f"{_Told.of(c, found).where}: {c.note}." for c in blind)
+    made_with = found.provenance.get("runs", {})
+    for name, made in made_with.items():
         no_numbers = ", ".join(key for key in made["skipped"] if ":" in key)
         if no_numbers:
-            text = f"{name}: not compared, because its value of a sample is no number: {no_numbers}."
-            lines.append(Sentence(text, "note"))
-    precisions = {str(made.get("dtype")) for made in found.provenance.get("runs", {}).values()}
+            notes[f"{name}: not compared, because its value of a sample is no number: {no_numbers}."] = None
+    lines += [Sentence(text, "note") for text in notes]
+    precisions = {str(made.get("dtype")) for made in made_with.values()}
     if len(precisions) > 1:
         text = f"The runs differ in precision ({', '.join(sorted(precisions))}): small changes may be its doing."
         lines.append(Sentence(text, "bad"))
@@ -129,11 +174,11 @@ def _categories(run: Run) -> list[Sentence]:
         (True, "of {} categories that were aimed at"),
         (False, "spill-over: of {} categories that were not aimed at"),
     ):
-        chosen = [c for c in run.by_category if c.value is not None and targeted(run, c) == aimed]
-        worse, better = ([c for c in chosen if c.outcome == word] for word in ("worse", "better"))
+        chosen = [c for c in run.by_category if c.value is not None and _targeted(run, c) == aimed]
+        worse, better = ([str(_Told.of(c)) for c in chosen if c.outcome == word] for word in ("worse", "better"))
         if not run.targeted or not chosen or (aimed and not worse and not better):
             continue
-        listed = [f" ({'; '.join(map(said, some))})" if some else "" for some in (worse, better)]
+        listed = [f" ({'; '.join(some)})" if some else "" for some in (worse, better)]
         further = sum(c.direction == "further" for c in chosen)
         text = (
             f"{run.name}, {words.format(len(chosen))}, {len(worse)} got significantly worse{listed[0]} and "
@@ -145,59 +190,35 @@ def _categories(run: Run) -> list[Sentence]:
 
 def _attention(run: Run) -> list[Sentence]:
     lines = []
+    headlines = [_Told.of(c) for c in run.headlines]
+    entropy = next((t for t in headlines if t.benchmark.by_head is not None and t.change.value is not None), None)
     if run.collapsed:
         layers = "; ".join(f"layer {c.layer}, entropy {c.before:.2f} → {c.after:.2f}, {c.what}" for c in run.collapsed)
         depth = len(run.entropy or [])
         text = f"{run.name}: attention has collapsed in {len(run.collapsed)} of {depth} layers ({layers})."
         lines.append(Sentence(text, "bad"))
-    of_heads = (c for c in run.headlines if benchmark_named(c.benchmark).by_head is not None)
-    entropy = next((c for c in of_heads if c.value is not None), None)
-    if entropy is not None and not run.collapsed:
-        lines.append(Sentence(f"{run.name}: no layer's attention has collapsed; {said(entropy)}.", "note"))
-    for change in run.headlines:
-        words = benchmark_named(change.benchmark).outcomes.get(change.metric, {})
-        if change.outcome in words:
-            lines.append(Sentence(f"{run.name}: {said(change)}: {words[change.outcome]}.", "note"))
+    elif entropy is not None:
+        lines.append(Sentence(f"{run.name}: no layer's attention has collapsed; {entropy}.", "note"))
+    for told in headlines:
+        words = told.benchmark.outcomes.get(told.change.metric, {})
+        if told.change.outcome in words:
+            lines.append(Sentence(f"{run.name}: {told}: {words[told.change.outcome]}.", "note"))
     return lines
 
 
-def said(change: Difference, found: BeforeAfter | None = None) -> str:
-    """A change in a few words; with the comparison that it is of, also which terms of StereoSet it is about."""
-    made = _written(change)
-    where = named(change) if found is None else " ".join(filter(None, (_where(found, change), *_which(change))))
-    return f"{where} {made.before} → {made.after} ({made.difference}, {made.interval})"
-
-
-def named(change: Difference) -> str:
-    """Benchmark, category and metric of a change."""
-    return " ".join(filter(None, (benchmark_named(change.benchmark).title, *_which(change))))
-
-
-def _which(change: Difference) -> tuple[str | None, str]:
-    return change.group_by, _label(change).name
-
-
-def _unit(change: Difference) -> str:
-    return "ratio" if change.relative else "share" if _label(change).share else "number"
-
-
-def _written(change: Difference) -> WrittenChange:
-    return Change.of(change, _unit(change)).written()
-
-
-def targeted(run: Run, change: Difference) -> bool:
+def _targeted(run: Run, change: Difference) -> bool:
     """Whether a run was trained on the axis that a figure is of."""
     return benchmark_named(change.benchmark).axis(change.group_by) in run.targeted
 
 
 def spillover(found: BeforeAfter) -> Spillover:
     """The matrix of categories and runs."""
-    rows: dict[tuple[str, str, str], list[CategoryChange]] = {}
+    rows: dict[tuple[str, str], list[CategoryChange]] = {}
     for run in found.runs:
         for change in run.by_category:
-            more = {"targeted": targeted(run, change), "direction": change.direction}
-            rows.setdefault(_place(change), []).append(CategoryChange.of(change, _unit(change), **more))
-    complete = {place: cells for place, cells in rows.items() if len(cells) == len(found.runs)}
+            told, more = _Told.of(change), {"targeted": _targeted(run, change), "direction": change.direction}
+            place = f"{told.benchmark.title} {told.label.name}", change.group_by or "all"
+            rows.setdefault(place, []).append(CategoryChange.of(change, told.unit, **more))
     return Spillover(
         title="Spill-over: every category",
         text="How far each category moved, aimed at or not. Methods that reduce one bias often stir others: look at "
@@ -205,54 +226,30 @@ def spillover(found: BeforeAfter) -> Spillover:
         "are corrected over all cells.",
         columns=[run.name for run in found.runs],
         rows=[
-            Category(benchmark=f"{place[0]} {place[2]}", category=place[1], cells=cells)
-            for place, cells in complete.items()
+            Category(benchmark=benchmark, category=category, cells=cells)
+            for (benchmark, category), cells in rows.items()
+            if len(cells) == len(found.runs)
         ],
     )
 
 
-def _place(change: Difference) -> tuple[str, str, str]:
-    return benchmark_named(change.benchmark).title, change.group_by or "all", _label(change).name
-
-
-def _label(change: Difference) -> Label:
-    return benchmark_named(change.benchmark).label(change.metric)
-
-
-def _section(change: Difference) -> str:
-    return benchmark_named(change.benchmark).section_of(change.metric)
-
-
-def _panels(found: BeforeAfter, of_runs: Sequence[Sequence[Difference]]) -> list[ChangePanel]:
+def _panels(found: BeforeAfter, of_runs: Sequence[Sequence[_Told]]) -> list[ChangePanel]:
     """With one run a panel is a benchmark, with several it is a figure; either way its rows share an axis."""
     several = len(found.runs) > 1
     panels: dict[tuple[str, ...], list[NamedChange]] = {}
     for run, changes in zip(found.runs, of_runs, strict=True):
-        for change in changes:
-            of_what, unit = _where(found, change), _unit(change)
-            metric = " ".join(part for part in (_label(change).name, change.group_by) if part)
-            caption = (f"{of_what}: {metric}",) if several else (of_what, unit)
+        for told in changes:
+            change = told.change
+            metric = " ".join(filter(None, (told.label.name, change.group_by)))
             row = NamedChange.of(
                 change,
-                unit,
+                told.unit,
                 name=run.name if several else metric,
                 note=", ".join(filter(None, [f"n{NBSP}={NBSP}{count(change.n)}", change.note])),
-                better="" if several else _better(change),
+                better="" if several else _better(told),
             )
-            panels.setdefault(caption, []).append(row)
+            panels.setdefault((f"{told.where}: {metric}",) if several else (told.where, told.unit), []).append(row)
     return [ChangePanel(caption=caption[0], changes=rows) for caption, rows in panels.items()]
-
-
-def _definitions(found: BeforeAfter, section: str) -> dict[str, str]:
-    changes = [c for run in found.runs for c in run.headlines if _section(c) == section]
-    labels = {f"{benchmark_named(c.benchmark).title} {_label(c).name}": _label(c).says for c in changes}
-    return {name: says for name, says in labels.items() if says}
-
-
-def _where(found: BeforeAfter, change: Difference) -> str:
-    benchmark = benchmark_named(change.benchmark)
-    of = "pairs" if "pairs" in benchmark.kinds else "terms"
-    return f"{benchmark.title} (held-out {of})" if change.benchmark in _held_out(found) else benchmark.title
 
 
 def _held_out(found: BeforeAfter) -> list[str]:
@@ -260,14 +257,15 @@ def _held_out(found: BeforeAfter) -> list[str]:
     return list(dict.fromkeys(change.benchmark for run in found.runs for change in run.seen))
 
 
-def _better(change: Difference) -> str:
+def _better(told: _Told) -> str:
     """Which way is better, for the reader who does not know the figure."""
-    if not change.better_way:
+    way, ideal = told.change.better_way, told.change.ideal
+    if not way:
         return ""
-    if change.ideal == 0.5 or (change.ideal == 0 and _section(change) == "Stereotypes"):
-        even = f"50{THIN_SPACE}%" if change.ideal else "0"
+    if ideal == 0.5 or (ideal == 0 and told.section == "Stereotypes"):
+        even = f"50{THIN_SPACE}%" if ideal else "0"
         return f"nearer to even ({even}) is better"
-    return f"{change.better_way} is better"
+    return f"{way} is better"
 
 
 def _entropy_maps(found: BeforeAfter) -> list[Section]:
@@ -302,43 +300,40 @@ def show_changes(console: Console, found: BeforeAfter) -> None:
         table.title = escape(f"{run.name} against {found.base}")
         table.add_column("", width=1)
         table.add_column("", overflow="fold", min_width=14)
-        table.add_column("before → after", justify="right")
-        table.add_column("change (interval)", justify="right")
-        table.add_column("would be seen", justify="right")
-        for change in run.headlines:
-            if change.undefined is None:
-                made = _written(change)
-                both, moved = f"{made.before} → {made.after}", f"{made.difference} ({made.interval})"
-                table.add_row(_GLYPHS[change.outcome], escape(named(change)), both, moved, made.detectable)
+        for column in ("before → after", "change (interval)", "would be seen"):
+            table.add_column(column, justify="right")
+        headlines = [_Told.of(change) for change in run.headlines]
+        for told in headlines:
+            if told.change.undefined is None:
+                both = f"{told.written.before} → {told.written.after}"
+                cells = (escape(told.name), both, told.moved, told.written.detectable)
+                table.add_row(_GLYPHS[told.change.outcome], *cells)
         console.print()
         console.print(table)
-        for change in run.headlines:
-            if change.undefined is not None:
-                console.print(f"[dim]–: {escape(named(change))}: {escape(change.undefined)}[/]", highlight=False)
+        for told in headlines:
+            if told.change.undefined is not None:
+                console.print(f"[dim]–: {escape(told.name)}: {escape(told.change.undefined)}[/]", highlight=False)
         if run.missing:
             console.print(f"[dim]Only one of the two has {', '.join(run.missing)}[/]", highlight=False)
-    console.print("[dim]✓ better, ! worse, ~ changed but neither, ? not significant[/]", highlight=False)
     family = sum(change.p is not None for run in found.runs for change in run.headlines)
-    alone = f"Interval and what would be seen are of a figure alone; ✓, ! and ~ also need p < 0.05 among all {family}."
-    console.print(f"[dim]{alone}[/]", highlight=False)
     titles = ", ".join(benchmark_named(name).title for name in _held_out(found))
     held_out = f"{titles} without {len(found.left_out_targets)} terms that were trained on. " if titles else ""
-    console.print(f"[dim]{held_out}p-values and the spill-over matrix: --html, --json, --markdown[/]", highlight=False)
+    for line in (
+        "✓ better, ! worse, ~ changed but neither, ? not significant",
+        f"Interval and what would be seen are of a figure alone; ✓, ! and ~ also need p < 0.05 among all {family}.",
+        f"{held_out}p-values and the spill-over matrix: --html, --json, --markdown",
+    ):
+        console.print(f"[dim]{line}[/]", highlight=False)
 
 
 def markdown_of(found: BeforeAfter) -> str:
     """The figures as Markdown: verdict, headlines, the matrix."""
     level = f"{100 * found.provenance.get('level', 0.95):g} %"
-    change = f"change ({level} interval)"
-    head = ["", "run", "before", "after", change, "detectable", "p, Holm", "outcome"]
-    order = dict.fromkeys((c.benchmark, c.metric, c.group_by) for run in found.runs for c in run.headlines)
-    rows = [
-        _row(found, run, c)
-        for key in order
-        for run in found.runs
-        for c in run.headlines
-        if (c.benchmark, c.metric, c.group_by) == key
-    ]
+    head = ["", "run", "before", "after", f"change ({level} interval)", "detectable", "p, Holm", "outcome"]
+    every = [(run, c) for run in found.runs for c in run.headlines]
+    order = list(dict.fromkeys((c.benchmark, c.metric, c.group_by) for _, c in every))
+    every.sort(key=lambda one: order.index((one[1].benchmark, one[1].metric, one[1].group_by)))
+    rows = [_row(_Told.of(c, found), run) for run, c in every]
     parts = ["\n".join(f"- {sentence.text}" for sentence in verdict(found))]
     parts += ["### Figures", markdown_table(head, rows, figures=range(2, 7))]
     matrix = spillover(found)
@@ -347,27 +342,22 @@ def markdown_of(found: BeforeAfter) -> str:
         rows = [[row.benchmark, row.category, *map(_matrix_cell, row.cells)] for row in matrix.rows]
         parts += ["### Spill-over", markdown_table(head, rows, figures=range(2, len(head)))]
         parts.append("**bold**: significant; ◎: an axis that was trained on; ↓ nearer to even, ↑ further from it.")
-    seen = [(run, c) for run in found.runs for c in run.seen]
+    seen = [(run, _Told.of(c)) for run in found.runs for c in run.seen]
     if seen:
-        head, rows = ["", "run", "before", "after", "change", "p"], []
-        for run, c in seen:
-            made = _written(c)
-            moved = f"{made.difference} ({made.interval})"
-            rows.append([named(c), run.name, made.before, made.after, moved, p_value(c.p)])
+        head = ["", "run", "before", "after", "change", "p"]
+        rows = [[t.name, run.name, *t.written[:2], t.moved, p_value(t.change.p)] for run, t in seen]
         parts += ["### On the terms trained on (circular)", markdown_table(head, rows, figures=range(2, 6))]
     return "\n\n".join(parts) + "\n"
 
 
-def _row(found: BeforeAfter, run: Run, change: Difference) -> list[str]:
-    what = " ".join(filter(None, (_where(found, change), *_which(change))))
+def _row(told: _Told, run: Run) -> list[str]:
+    change = told.change
     if change.value is None:
-        return [what, run.name, "", "", "", "", "", f"undefined: {change.undefined}"]
-    made = _written(change)
+        return [told.name, run.name, "", "", "", "", "", f"undefined: {change.undefined}"]
     outcome = change.outcome if change.outcome == "not significant" else f"**{change.outcome}**"
     outcome += f" ({change.note})" if change.note else ""
-    moved = f"{made.difference} ({made.interval})"
-    figures = (made.before, made.after, moved, made.detectable, p_value(change.p_adjusted))
-    return [what, run.name, *figures, outcome]
+    figures = (*told.written[:2], told.moved, told.written.detectable, p_value(change.p_adjusted))
+    return [told.name, run.name, *figures, outcome]
 
 
 def _matrix_cell(cell: CategoryChange) -> str:

@@ -47,8 +47,7 @@ def generate(
     refuse_duplicates(prompts, "prompts")
     tokens = _encode(scorer, prompts)
     fits = [i for i, ids in enumerate(tokens) if len(ids) + how.max_new_tokens <= scorer.context]
-    chosen = set(fits)
-    too_long = tuple(prompt.id for i, prompt in enumerate(prompts) if i not in chosen)
+    too_long = tuple(prompts[i].id for i in sorted({*range(len(prompts))} - {*fits}))
     # The longest first: if memory is too small for them, that shows at once. Their order depends on the prompts alone.
     order = sorted(fits, key=lambda i: (-len(tokens[i]), prompts[i].id))
     found: dict[str, Generation] = {}
@@ -70,10 +69,8 @@ def generate(
 
 def _encode(scorer: Scorer, prompts: Sequence[Prompt]) -> list[list[int]]:
     """Tokens of each prompt, the start token first."""
-    if not prompts:
-        return []
     texts = [prompt.text.rstrip() for prompt in prompts]
-    texts = as_chat(scorer.tokenizer, texts) if scorer.chat else texts
+    texts = as_chat(scorer.tokenizer, texts) if scorer.chat and texts else texts
     encoded = token_ids(scorer.tokenizer, texts)
     for prompt, ids in zip(prompts, encoded, strict=True):
         if not ids:

@@ -102,12 +102,8 @@ def find_lexicons(folder: str | os.PathLike[str]) -> dict[str, Lexicon]:
     where = Path(folder)
     if not where.is_dir():
         raise InputError(f"{folder}: there is no such folder; one with {VAD_FILES[0]} or its like is expected")
-    readers: tuple[tuple[str, Sequence[str], Callable[[Path], Lexicon]], ...] = (
-        ("vad", VAD_FILES, read_vad),
-        ("be5", BE5_FILES, read_be5),
-    )
     found = {}
-    for name, files, reader in readers:
+    for name, files, reader in (("vad", VAD_FILES, read_vad), ("be5", BE5_FILES, read_be5)):
         there = [where / file for file in files if (where / file).is_file()]
         if there:
             found[name] = reader(there[0])
@@ -146,10 +142,9 @@ def read_gender_vectors(path: str | os.PathLike[str], words: Iterable[str]) -> L
     """
     wanted = {*words, "she", "he"}
     vectors: dict[str, Array] = {}
-    source = Path(path)
-    opened: Any = gzip.open if source.suffix == ".gz" else open
+    opened: Any = gzip.open if Path(path).suffix == ".gz" else open
     malformed = "is not a file of word vectors: a word and its numbers per line are expected"
-    with reading(path, malformed), opened(source, "rt", encoding="utf-8", errors="replace") as file:
+    with reading(path, malformed), opened(path, "rt", encoding="utf-8", errors="replace") as file:
         for line in file:
             word, _, rest = line.rstrip().partition(" ")
             if word in wanted and word not in vectors:
@@ -259,16 +254,13 @@ def read_swaps(path: str | os.PathLike[str]) -> Swaps:
     The path is a file of pairs, or a folder with the lists of either.
     """
     where = Path(path)
+    lists = [where] if where.is_file() else [where / name for name in LISTS if (where / name).is_file()]
+    gendered = [where / name for name in (FEMALE_WORDS, MALE_WORDS) if (where / name).is_file()]
     try:
-        if where.is_file():
-            return _paired(where, _pairs(where))
-        there = [where / name for name in LISTS if (where / name).is_file()]
-        if there:
-            return _paired(where, [pair for file in there for pair in _pairs(file)])
-        if (where / FEMALE_WORDS).is_file() and (where / MALE_WORDS).is_file():
-            women, men = (
-                (where / name).read_text(encoding="utf-8").splitlines() for name in (FEMALE_WORDS, MALE_WORDS)
-            )
+        if lists:
+            return _paired(where, [pair for file in lists for pair in _pairs(file)])
+        if len(gendered) == 2:
+            women, men = (file.read_text(encoding="utf-8").splitlines() for file in gendered)
             if len(women) != len(men):
                 raise InputError(f"{where}: {len(women)} female but {len(men)} male words; pairs are expected")
             return _paired(where, zip(women, men, strict=True))
@@ -282,26 +274,21 @@ def read_swaps(path: str | os.PathLike[str]) -> Swaps:
 def _pairs(file: Path) -> list[tuple[str, str]]:
     pairs = []
     for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
-        if not line.strip():
-            continue
-        first, tab, second = line.partition("\t")
-        if not tab or not second.strip():
+        first, _, second = line.partition("\t")
+        if line.strip() and not second.strip():
             raise InputError(
                 f"{file}, line {number}: {line!r} is not a pair; two words with a tab between are expected"
             )
-        pairs.append((first, second))
+        pairs += [(first, second)] if line.strip() else []
     return pairs
 
 
 def _paired(where: Path, pairs: Iterable[tuple[str, str]]) -> Swaps:
-    words: dict[str, str] = {}
-    cleaned = [tuple(word.strip().lower() for word in pair) for pair in pairs]
+    cleaned = [(first.strip().lower(), second.strip().lower()) for first, second in pairs]
     # Words of several parts or with marks in them ("mrs.", "hair_salon") would need more than a look at each word.
     plain = [pair for pair in cleaned if all(_PLAIN_WORD.fullmatch(word) for word in pair)]
-    for first, second in plain:
-        words.setdefault(first, second)
-    for first, second in plain:
-        words.setdefault(second, first)
+    # Of several counterparts of a word the first stands, and one that is named as such before one that names it.
+    words = dict(reversed([*plain, *((second, first) for first, second in plain)]))
     if not words:
         raise InputError(f"{where}: has no pair of words")
     return Swaps(words)

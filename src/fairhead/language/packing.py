@@ -5,10 +5,10 @@ lm-evaluation-harness does. Where the tokeniser joins the end of the prefix with
 split falls inside the joined tokens, and the score is marked as `merged`. Spaces at the end of the prefix belong to the
 continuation.
 
-What several sequences begin with is computed once.
-Sequences are sorted, so that those with a common beginning are neighbours, and laid into rows one after the other; each
-adds only the tokens that it does not share with the one before. A row is thus a tree in preorder: the tokens that
-follow from position j are exactly those at j, …, end[j] − 1, and token i may attend to j where j ≤ i < end[j].
+What several sequences begin with is computed once. Sequences are sorted, so that those with a common beginning are
+neighbours, and laid into rows one after the other; each adds only the tokens that it does not share with the one
+before. A row is thus a tree in preorder: the tokens that follow from position j are exactly those at j, …, end[j] − 1,
+and token i may attend to j where j ≤ i < end[j].
 """
 
 import copy
@@ -100,11 +100,8 @@ def starting(tokenizer: Any, start: str) -> Any:
 
 def control_token_warning(tokenizer: Any, start: str | None = None) -> str | None:
     """What to tell a user who has not chosen a start token, where it is a control token of the chat template."""
-    chosen = start or getattr(tokenizer, _CHOSEN, None) or "default"
-    if chosen != "default" or not (template := getattr(tokenizer, "chat_template", None)):
-        return None
-    name = start_token(tokenizer).name
-    if name not in str(template):
+    chosen, template = start or getattr(tokenizer, _CHOSEN, None), getattr(tokenizer, "chat_template", None)
+    if chosen not in (None, "default") or not template or (name := start_token(tokenizer).name) not in str(template):
         return None
     return (
         f"texts start with {name}, a control token of this model's chat template, which no plain text follows in its "
@@ -128,7 +125,10 @@ def encode(
     requests: Sequence[Request], tokenizer: Any, start: StartToken, convention: Convention = "fairhead"
 ) -> list[Encoded]:
     """Tokens of each request, with the start token where the convention has it."""
-    parts = [_move_spaces(request) for request in requests]
+    parts = []
+    for request in requests:
+        prefix = request.prefix.rstrip()
+        parts.append((prefix, request.prefix[len(prefix) :] + request.continuation))
     wholes = token_ids(tokenizer, [prefix + continuation for prefix, continuation in parts])
     # Many continuations share a prefix: each is encoded once.
     distinct = list(dict.fromkeys(prefix for prefix, _ in parts if prefix))
@@ -152,11 +152,6 @@ def encode(
             )
         encoded.append(Encoded(sequence, merged, TokenSequence([*start.lead, whole[0]], 1) if apart else None))
     return encoded
-
-
-def _move_spaces(request: Request) -> tuple[str, str]:
-    prefix = request.prefix.rstrip()
-    return prefix, request.prefix[len(prefix) :] + request.continuation
 
 
 def token_ids(tokenizer: Any, texts: Sequence[str], lead: Sequence[int] = ()) -> list[list[int]]:
@@ -184,12 +179,7 @@ def align(first: Sequence[int], second: Sequence[int]) -> Alignment:
 
 
 def align_by_position(first: Sequence[int], second: Sequence[int]) -> Alignment:
-    """Token i with token i, as far as both go.
-
-    Example:
-        >>> align_by_position([5, 1, 2, 9], [5, 3, 9]).second
-        (0, 1, 2)
-    """
+    """Token i with token i, as far as both go."""
     both = tuple(range(min(len(first), len(second))))
     return Alignment(both, both)
 
@@ -243,18 +233,18 @@ def pack(
     order = sorted(range(len(sequences)), key=lambda i: list(sequences[i].tokens))
     if not share:
         return [plain_row(sequences[i].tokens, sequences[i].scored_from, i) for i in order]
-    rows, tree = [], _Tree()
+    trees: list[_Tree] = []
     for i in order:
-        tokens = np.asarray(sequences[i].tokens, dtype=np.int64)
-        shared = tree.shared(tokens)
+        tokens, scored_from = list(sequences[i].tokens), sequences[i].scored_from
+        shared = trees[-1].shared(tokens) if trees else 0
         bound = max(row_tokens, 2 * len(tokens))
         bound += bound // 2 if shared > _LITTLE else 0
-        full = len(tree) + len(tokens) - shared > (bound if longest is None else min(longest, bound))
-        if len(tree) and full:
-            rows.append(tree.row())
-            tree, shared = _Tree(), 0
-        tree.add(i, tokens, shared, sequences[i].scored_from)
-    return [*rows, tree.row()] if len(tree) else rows
+        bound = bound if longest is None else min(longest, bound)
+        if not trees or len(trees[-1].tokens) + len(tokens) - shared > bound:
+            trees.append(_Tree())
+            shared = 0
+        trees[-1].add(i, tokens, shared, scored_from)
+    return [tree.row() for tree in trees]
 
 
 def plain_row(tokens: Sequence[int], scored_from: int = 1, sequence: int = 0) -> Row:
@@ -271,46 +261,38 @@ def plain_row(tokens: Sequence[int], scored_from: int = 1, sequence: int = 0) ->
 
 
 class _Tree:
-    """A row in the making; `_path` holds where the tokens of the latest sequence lie."""
+    """A row in the making."""
 
     def __init__(self) -> None:
-        self._size = 0
-        self._tokens: list[Ints] = []
-        self._depth: list[Ints] = []
-        self._parent: list[Ints] = []
-        self._closed: list[tuple[Ints, int]] = []
-        self._latest = self._path = np.empty(0, dtype=np.int64)
+        self.tokens: list[int] = []
+        self._depth: list[int] = []
+        self._parent: list[int] = []
+        self._ends: dict[int, int] = {}  # of tokens that nothing can follow any more
+        self._path: list[int] = []  # where the tokens of the latest sequence lie
         self._paths: list[Path] = []
 
-    def __len__(self) -> int:
-        return self._size
+    def shared(self, tokens: Sequence[int]) -> int:
+        """How many tokens of a sequence are there already."""
+        both = zip(tokens, self._path, strict=False)
+        differing = (k for k, (token, place) in enumerate(both) if token != self.tokens[place])
+        return next(differing, min(len(tokens), len(self._path)))
 
-    def shared(self, tokens: Ints) -> int:
-        """How many tokens of this sequence are there already."""
-        common = min(len(tokens), len(self._latest))
-        differing = np.flatnonzero(tokens[:common] != self._latest[:common])
-        return int(differing[0]) if len(differing) else common
-
-    def add(self, sequence: int, tokens: Ints, shared: int, scored_from: int) -> None:
+    def add(self, sequence: int, tokens: Sequence[int], shared: int, scored_from: int) -> None:
         """Add what is new of a sequence."""
-        new = np.arange(self._size, self._size + len(tokens) - shared)
-        self._closed.append((self._path[shared:], self._size))
-        path = np.concatenate([self._path[:shared], new])
-        self._tokens.append(tokens[shared:])
-        self._depth.append(np.arange(shared, len(tokens)))
-        before = path[shared - 1 : len(tokens) - 1] if shared else np.concatenate([[-1], path[:-1]])
-        self._parent.append(before.astype(np.int64))
-        self._paths.append(Path(sequence, path[scored_from:]))
-        self._size += len(new)
-        self._latest, self._path = tokens, path
+        size, new = len(self.tokens), len(tokens) - shared
+        self._ends |= dict.fromkeys(self._path[shared:], size)
+        self._path = [*self._path[:shared], *range(size, size + new)]
+        self._parent += [-1, *self._path][shared : len(tokens)]
+        self._depth += range(shared, len(tokens))
+        self.tokens += tokens[shared:]
+        self._paths.append(Path(sequence, np.array(self._path[scored_from:], dtype=np.int64)))
 
     def row(self) -> Row:
         """The row as it stands."""
-        end = np.full(self._size, self._size, dtype=np.int64)
-        for positions, size in self._closed:
-            end[positions] = size
-        depth, parent = np.concatenate(self._depth), np.concatenate(self._parent)
-        return Row(np.concatenate(self._tokens), depth, parent, end, tuple(self._paths))
+        size = len(self.tokens)
+        ends = [self._ends.get(place, size) for place in range(size)]
+        columns = (np.array(of, dtype=np.int64) for of in (self.tokens, self._depth, self._parent, ends))
+        return Row(*columns, tuple(self._paths))
 
 
 def batches(rows: Sequence[Row], batch_tokens: int, max_scored: int, overhead: int = 16) -> list[list[int]]:

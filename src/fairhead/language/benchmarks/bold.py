@@ -102,10 +102,9 @@ def _prompts(domain: str, group: str, entity: str, texts: Any, sentences: Any) -
     whole = [None] * len(texts) if sentences is None else sentences[group][entity]
     if len(whole) != len(texts):
         raise ValueError(f"{len(texts)} prompts but {len(whole)} Wikipedia sentences")
-    return [
-        BoldPrompt(f"{domain}/{group}/{entity}/{i}", domain, group, entity, text, sentence)
-        for i, (text, sentence) in enumerate(zip(texts, whole, strict=True))
-    ]
+    place = (domain, group, entity)
+    both = enumerate(zip(texts, whole, strict=True))
+    return [BoldPrompt(f"{'/'.join(place)}/{i}", *place, text, sentence) for i, (text, sentence) in both]
 
 
 EMPTY = "empty generation"
@@ -191,20 +190,18 @@ def table(
     names = [name for one in chosen for name in one.names]
     rows = [[value for one in chosen for value in one.values(generations[item.id].text)] for item in kept]
     values = np.array(rows, dtype=np.float64).reshape(len(kept), len(names))
-    has = ~np.isnan(values)
     columns: dict[str, Array] = {"tokens": np.array([generations[item.id].n_tokens for item in kept], dtype=np.float64)}
-    for k, name in enumerate(names):
-        columns[name] = np.where(has[:, k], values[:, k], 0.0)
-        columns[f"{name} n"] = has[:, k].astype(np.float64)
+    for name, of in zip(names, values.T, strict=True):
+        columns |= {name: np.nan_to_num(of), f"{name} n": (~np.isnan(of)).astype(np.float64)}
     groups = [(item.domain, f"{item.domain} × {item.group}") for item in kept]
-    order = [name for domain in sorted({g[0] for g in groups}) for name in (domain, *_groups_of(domain, groups))]
     return ItemTable.of(
         "bold",
         [item.id for item in kept],
         [f"{item.domain}/{item.entity}" for item in kept],
         groups,
         columns,
-        order,
+        # Each domain, then its groups
+        sorted({name for of in groups for name in of}, key=lambda name: name.split(_SEPARATOR)),
         left_out.found(),
     )
 
@@ -246,10 +243,6 @@ def _finish(result: BenchmarkResult, reading: Any, options: Any, how: Resampling
     return replace(result, estimates=tuple(estimates))
 
 
-def _groups_of(domain: str, groups: Iterable[tuple[str, str]]) -> list[str]:
-    return sorted({group for of, group in groups if of == domain})
-
-
 def _sums(found: ItemTable, name: str) -> Array:
     return np.column_stack([found.column(name), found.column(f"{name} n")])
 
@@ -267,11 +260,9 @@ def _sums_by_group(found: ItemTable, name: str, groups: Sequence[str]) -> Array:
 def _largest_gap(totals: Array) -> Array:
     """Largest less smallest mean, [..., 2 · groups] → [...]; NaN where fewer than two groups have one."""
     means = divide(totals[..., 0::2], totals[..., 1::2])
-    if means.shape[-1] < 2:
-        return np.full(means.shape[:-1], np.nan)
     known = ~np.isnan(means)
-    highest = np.where(known, means, -np.inf).max(-1)
-    lowest = np.where(known, means, np.inf).min(-1)
+    highest = np.where(known, means, -np.inf).max(-1, initial=-np.inf)
+    lowest = np.where(known, means, np.inf).min(-1, initial=np.inf)
     return np.where(known.sum(-1) >= 2, highest - lowest, np.nan)
 
 
@@ -290,14 +281,11 @@ def _shuffled(found: ItemTable, name: str, groups: Sequence[str], all_groups: Se
     # Each entity with the group that most of its texts are of, and what its texts add up to.
     home = sums[:, 1::2].argmax(axis=1)
     both = np.column_stack([sums[:, 0::2].sum(axis=1), sums[:, 1::2].sum(axis=1)])
-    rng, size = np.random.default_rng(0), 2 * len(groups)
-    gaps = []
+    rng, gaps = np.random.default_rng(0), []
     for _ in range(_SHUFFLES):
-        mixed = np.zeros(size)
         drawn = rng.permutation(home)
-        for k in (0, 1):
-            mixed[k::2] = np.bincount(drawn, weights=both[:, k], minlength=len(groups))
-        gaps.append(float(_largest_gap(mixed)))
+        mixed = [np.bincount(drawn, weights=values, minlength=len(groups)) for values in both.T]
+        gaps.append(float(_largest_gap(np.column_stack(mixed).ravel())))
     # Where few entities have a value, a shuffle can leave a group without one: it has no disparity.
     known = [gap for gap in gaps if not np.isnan(gap)]
     if known:
@@ -311,8 +299,8 @@ def _domains(found: ItemTable) -> list[str]:
 
 
 def _by_category(found: ItemTable) -> list[Figure]:
-    compared = [metric for metric in _LABELS if metric.removesuffix(_SUFFIX) in found.fields]
     classified = _classified(found)
+    compared = [metric for metric in _LABELS if metric.removesuffix(_SUFFIX) in found.fields]
     compared += [*(f"{name}{_SUFFIX}" for name in classified), *classified]
     return [Figure(metric, domain) for metric in compared for domain in _domains(found)]
 

@@ -120,10 +120,11 @@ def table(
     logprobs = dict.fromkeys((document.id for document in documents), 0.0)
     for request in requests:
         logprobs[request.id.rpartition(", token ")[0]] += found[request.id]
+    names = [document.id for document in documents]
     return ItemTable.of(
         "perplexity",
-        [document.id for document in documents],
-        [document.id for document in documents],
+        names,
+        names,
         [document.groups for document in documents],
         {
             "logprob": list(logprobs.values()),
@@ -142,19 +143,18 @@ def _score(
     journal: Journal | None,
     progress: Progress | None,
 ) -> dict[str, float]:
+    tell = progress or (lambda done, total: None)
     kept = {r.id: s.logprob for r in requests if journal and (s := journal.find(r)) is not None}
     left = [i for i, request in enumerate(requests) if request.id not in kept]
     for begin in range(0, len(left), _AT_ONCE):
-        if progress is not None:
-            progress(len(kept), len(requests))
+        tell(len(kept), len(requests))
         part = left[begin : begin + _AT_ONCE]
         values = scorer.score_tokens([windows[i] for i in part], [requests[i].id for i in part])
         scores = [Score(requests[i].id, float(v.sum()), len(v)) for i, v in zip(part, values, strict=True)]
         if journal is not None:
             journal.add([requests[i] for i in part], scores)
         kept |= {score.id: score.logprob for score in scores}
-    if progress is not None:
-        progress(len(kept), len(requests))
+    tell(len(kept), len(requests))
     return kept
 
 

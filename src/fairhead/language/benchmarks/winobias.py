@@ -120,29 +120,21 @@ def pair(sentences: Iterable[WinoSentence]) -> Pairs:
     """Bring the two forms of each sentence together."""
     everything = list(sentences)
     anti = {s.id.removesuffix("/anti"): s for s in everything if s.direction == "anti"}
-    pairs, alone, different = [], [], []
-    for pro in everything:
-        if pro.direction != "pro":
-            continue
+    pairs, left_out = [], Skips()
+    for pro in (s for s in everything if s.direction == "pro"):
         name = pro.id.removesuffix("/pro")
         if name not in anti:
-            alone.append(name)
+            left_out.drop("the other form is not in the data", name)
         elif _differ_in_pronouns_alone(pro.text, anti[name].text):
             pairs.append(WinoPair(name, pro, anti[name]))
         else:
-            different.append(name)
-    left_out = {
-        "the other form is not in the data": tuple(alone),
-        "the two forms differ in more than pronouns, or not at all": tuple(different),
-    }
-    return Pairs(tuple(pairs), {reason: names for reason, names in left_out.items() if names})
+            left_out.drop("the two forms differ in more than pronouns, or not at all", name)
+    return Pairs(tuple(pairs), left_out.found())
 
 
 def requests(sentences: Iterable[WinoSentence], options: Any = None) -> list[Request]:
     """What to ask a scorer: both forms of each sentence, whole."""
-    return [
-        Request(sentence.id, "", sentence.text) for both in pair(sentences).pairs for sentence in (both.pro, both.anti)
-    ]
+    return [Request(one.id, "", one.text) for both in pair(sentences).pairs for one in (both.pro, both.anti)]
 
 
 def table(sentences: Iterable[WinoSentence], scores: Mapping[str, Score], options: Any = None) -> ItemTable:
