@@ -291,8 +291,9 @@ class _Tree:
         """The row as it stands."""
         size = len(self.tokens)
         ends = [self._ends.get(place, size) for place in range(size)]
-        columns = (np.array(of, dtype=np.int64) for of in (self.tokens, self._depth, self._parent, ends))
-        return Row(*columns, tuple(self._paths))
+        columns = (self.tokens, self._depth, self._parent, ends)
+        tokens, depth, parent, end = (np.array(of, dtype=np.int64) for of in columns)
+        return Row(tokens, depth, parent, end, tuple(self._paths))
 
 
 def batches(rows: Sequence[Row], batch_tokens: int, max_scored: int, overhead: int = 16) -> list[list[int]]:
