@@ -177,19 +177,17 @@ class Journal(LineJournal):
 
     def add(self, asked: Iterable[Request | Prompt], answers: Iterable[Any]) -> None:
         """Write the answers of a batch; they are on disk when this returns."""
-        lines = []
-        for one, answer in zip(asked, answers, strict=True):
-            self._kept[one.id, one.digest] = answer
-            lines.append({"id": one.id, self.digest_key: one.digest, **self.line_of(answer)})
-        self.write(lines)
+        self._keep({(one.id, one.digest): answer for one, answer in zip(asked, answers, strict=True)})
 
     def take_over(self, path: Path) -> None:
         """Add what another journal of the same settings has, and remove its file."""
         with type(self)(path, self.settings) as other:
-            kept = other._kept
-        self._kept |= kept
-        self.write({"id": name, self.digest_key: text, **self.line_of(one)} for (name, text), one in kept.items())
+            self._keep(other._kept)
         path.unlink()
+
+    def _keep(self, answers: Mapping[tuple[str, str], Any]) -> None:
+        self._kept |= answers
+        self.write({"id": name, self.digest_key: text, **self.line_of(one)} for (name, text), one in answers.items())
 
     def take(self, row: Mapping[str, Any]) -> None:
         """Take up a line of the file."""

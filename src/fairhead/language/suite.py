@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from operator import methodcaller
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict, TypeVar
+from typing import Any, NamedTuple, TypedDict, TypeVar, get_origin
 
 import numpy as np
 from rich.console import Console
@@ -60,9 +60,7 @@ def read_object(kind: type[T], path: Path, schema: str, missing: str, **more: An
     fields = kind.__dataclass_fields__  # type: ignore[attr-defined]
     with reading(path, NOT_WHOLE):
         values = {name: value for name, value in found.items() if name in fields}
-        for name in values:
-            if str(fields[name].type).startswith("tuple"):
-                values[name] = tuple(values[name])
+        values |= {name: tuple(value) for name, value in values.items() if get_origin(fields[name].type) is tuple}
         check_settings(kind, {name: value for name, value in values.items() if value != ()}, str(path))
         return kind(**values, **more)
 
