@@ -105,9 +105,9 @@ def report_of(found: BeforeAfter, command: str | None = None) -> Report:
         panels = _panels(found, of_runs)
         if panels:
             labels = {f"{t.benchmark.title} {t.label.name}": t.label.says for of_run in of_runs for t in of_run}
-            told = {name: says for name, says in labels.items() if says}
+            definitions = {name: says for name, says in labels.items() if says}
             sections.append(
-                Changes(title=heading, text=text, base=found.base, level=level, panels=panels, definitions=told)
+                Changes(title=heading, text=text, base=found.base, level=level, panels=panels, definitions=definitions)
             )
             if heading == "Attention":
                 sections += _entropy_maps(found)

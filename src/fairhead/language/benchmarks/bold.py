@@ -284,8 +284,10 @@ def _shuffled(found: ItemTable, name: str, groups: Sequence[str], all_groups: Se
     rng, gaps = np.random.default_rng(0), []
     for _ in range(_SHUFFLES):
         drawn = rng.permutation(home)
-        mixed = [np.bincount(drawn, weights=values, minlength=len(groups)) for values in both.T]
-        gaps.append(float(_largest_gap(np.column_stack(mixed).ravel())))
+        mixed = np.zeros((len(groups), 2))
+        for k in (0, 1):
+            mixed[:, k] = np.bincount(drawn, weights=both[:, k], minlength=len(groups))
+        gaps.append(float(_largest_gap(mixed.ravel())))
     # Where few entities have a value, a shuffle can leave a group without one: it has no disparity.
     known = [gap for gap in gaps if not np.isnan(gap)]
     if known:
