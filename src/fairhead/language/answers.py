@@ -62,9 +62,9 @@ def _digest(text: str) -> str:
 
 def refuse_duplicates(asked: Sequence[Request] | Sequence[Prompt], what: str) -> None:
     """Raise where two of what is asked have the same id: answers are found by it."""
-    name, n = next(iter(Counter(one.id for one in asked).most_common(1)), ("", 0))
-    if n > 1:
-        raise InputError(f"two {what} have the id {name!r}; distinct ids are expected")
+    for name, n in Counter(one.id for one in asked).items():
+        if n > 1:
+            raise InputError(f"two {what} have the id {name!r}; distinct ids are expected")
 
 
 @dataclass(frozen=True)
@@ -321,8 +321,10 @@ class ItemTable:
     def take(self, rows: Sequence[int] | NDArray[np.intp]) -> "ItemTable":
         """The items at these positions."""
         chosen = np.asarray(rows, dtype=np.intp)
-        kept = {name: tuple(getattr(self, name)[i] for i in chosen.tolist()) for name in ("ids", "clusters", "groups")}
-        return replace(self, **kept, values=self.values[chosen])  # type: ignore[arg-type]
+        kept = chosen.tolist()
+        ids, clusters = (tuple(of[i] for i in kept) for of in (self.ids, self.clusters))
+        groups = tuple(self.groups[i] for i in kept)
+        return replace(self, ids=ids, clusters=clusters, groups=groups, values=self.values[chosen])
 
     def part(self, group: str | None) -> "ItemTable":
         """The items of one category; None is all of them."""

@@ -275,11 +275,12 @@ def _pairs(file: Path) -> list[tuple[str, str]]:
     pairs = []
     for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
         first, _, second = line.partition("\t")
-        if line.strip() and not second.strip():
+        if second.strip():
+            pairs.append((first, second))
+        elif line.strip():
             raise InputError(
                 f"{file}, line {number}: {line!r} is not a pair; two words with a tab between are expected"
             )
-        pairs += [(first, second)] if line.strip() else []
     return pairs
 
 

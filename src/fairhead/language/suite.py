@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
-from operator import methodcaller
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict, TypeVar, get_origin
 
@@ -193,7 +193,7 @@ class Suite(Result):
         )
 
     def _sections(self) -> Iterable[tuple[str, Iterable[dict[str, Any]]]]:
-        return groupby(self.headlines(), key=methodcaller("get", "section"))
+        return groupby(self.headlines(), key=itemgetter("section"))
 
     def _figures(self) -> dict[str, list[dict[str, Any]]]:
         """Benchmark -> its figures, as they lie in the folder."""

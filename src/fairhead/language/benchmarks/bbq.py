@@ -129,8 +129,8 @@ def _counts(per_token: bool) -> Callable[[ItemTable], Array]:
         label, target, unknown = (found.column(name) for name in ("label", "target", "unknown"))
         person, right = chosen != unknown, chosen == label
         agrees, conflicts = label == target, (label != target) & (label != unknown)
-        flags = [person | True, right, person, person & (chosen == target), agrees, agrees & right]
-        return np.column_stack([*flags, conflicts, conflicts & right]).astype(np.float64)
+        biased, ones = person & (chosen == target), np.ones(len(found))
+        return np.column_stack([ones, right, person, biased, agrees, agrees & right, conflicts, conflicts & right])
 
     return columns
 

@@ -113,10 +113,11 @@ def _ids(pair: CrowsPair) -> list[str]:
 
 
 def _gaps(found: ItemTable, per_token: bool) -> Array:
-    logprobs = [found.column(f"{name} logprob") for name in ("more", "less")]
-    if per_token:
-        logprobs = [of / found.column(f"{name} tokens") for name, of in zip(("more", "less"), logprobs, strict=True)]
-    return logprobs[0] - logprobs[1]
+    more, less = (
+        found.column(f"{name} logprob") / (found.column(f"{name} tokens") if per_token else 1)
+        for name in ("more", "less")
+    )
+    return more - less
 
 
 def _measures(suffix: str, per_token: bool) -> tuple[Measure, Measure]:
