@@ -109,7 +109,7 @@ class BeforeAfter(Result):
 
 
 def compare_suites(
-    # Folders of `fairhead lm suite`, or logs of another harness (`eval_logs`); the first is "before"
+    # Folders of `fairhead lm suite`, or logs of another harness (`read_run`); the first is "before"
     folders: Sequence[Path],
     names: Sequence[str] | None = None,  # what to call them; their folders' names by default
     resampling: Resampling | None = None,  # how intervals are made
