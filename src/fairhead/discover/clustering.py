@@ -212,8 +212,7 @@ def agreement_of(name: str, column: Column, groups: Column) -> Agreement:
     table = np.zeros((len(column.levels), len(groups.levels)))
     np.add.at(table, (column.codes, groups.codes), 1)
     codes = [torch.from_numpy(one.codes.astype(np.int64)) for one in (column, groups)]
-    n = table.sum()
-    purity, alone = float(table.max(1).sum() / n), float(table.sum(0).max() / n)
+    purity, alone = (float(count / table.sum()) for count in (table.max(1).sum(), table.sum(0).max()))
     seen = table[:, table.any(0)]
     v = float(association(seen.astype(np.int64), "cramer")) if seen.shape[1] > 1 else 0.0
     return Agreement(name, purity, alone, adjusted_rand(*codes), v)

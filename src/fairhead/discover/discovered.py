@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from fairhead.audit import Audit, audit
@@ -98,16 +99,10 @@ class Discovered(Result):
 
     def save(self, out: str | Path) -> Path:
         """Write groups.csv (id, discovered), report.html with its JSON twin, and discovered.json; return the folder."""
-        import csv
-
         folder = made_folder(out)
-        with (
-            whole_file(folder / "groups.csv") as unfinished,
-            open(unfinished, "w", encoding="utf-8", newline="") as file,
-        ):
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(["id", DISCOVERED])
-            writer.writerows(zip(self.dataset.all.ids.tolist(), self.grouping.column.values().tolist(), strict=True))
+        with whole_file(folder / "groups.csv") as unfinished:
+            columns = {"id": self.dataset.all.ids, DISCOVERED: self.grouping.column.values()}
+            pd.DataFrame(columns).to_csv(unfinished, index=False, lineterminator="\n")
         write_json(folder / "discovered.json", self.to_dict())
         self.report(folder / "report.html")
         return folder
@@ -116,32 +111,32 @@ class Discovered(Result):
         """Clusters, their stability, their agreement with named groups, gaps."""
         where = str(self.provenance["data"])
         sections: list[Section] = [self._cards(), self._tables()]
+        name = str(self.provenance.get("model"))
         if self.gap is not None:
             about = (
                 f"The pair was chosen on one half of the rows, out of {self.gap.of}; these are the figures of the "
                 "other half, so that picking the worst is paid for."
             )
             about = "It is the only pair that can be compared." if self.gap.chosen_at is None else about
-            name, title = str(self.provenance["model"]), f"{self.gap.pair[0]} and {self.gap.pair[1]}"
-            sections.append(Audited(title=title, text=about, name=name, audit=self.gap.audit))
+            sections.append(Audited(title=" and ".join(self.gap.pair), text=about, name=name, audit=self.gap.audit))
         if self.audit is not None:
-            name = str(self.provenance["model"])
             sections.append(Audited(title="The model by clusters", name=name, audit=self.audit))
         return Report(
             title="Groups that nobody named",
             question=f"Which groups are there in {where}, as {self.provenance['encoder']} sees them?",
-            verdict=self._verdict(),
+            verdict=[self._found(), *(_agrees(a) for a in self.agreement), *self._paid()],
             sections=sections,
             provenance=dict(self.provenance),
         )
 
     def _cards(self) -> ClusterCards:
         label = str(self.provenance["label"])
-        inputs = self.dataset.all.inputs
-        cards = []
+        inputs, cards = self.dataset.all.inputs, []
         for one in self.clusters:
             shares = ", ".join(f"{name} {100 * share:.1f} %" for name, share in one.classes.items())
             mostly = [f"{by}: mostly {group} ({100 * share:.1f} %)" for by, (group, share) in one.groups.items()]
+            typical: list[Any] = [inputs[i] for i in one.typical]
+            pictures = [picture_address(row, _THUMBNAIL) for row in typical] if isinstance(inputs, Images) else ()
             cards.append(
                 ClusterCard(
                     name=one.name,
@@ -150,10 +145,8 @@ class Discovered(Result):
                     label_rates=f"{label}: {shares}",
                     mostly=mostly,
                     words=one.words,
-                    pictures=[picture_address(inputs[i], _THUMBNAIL) for i in one.typical]
-                    if isinstance(inputs, Images)
-                    else (),
-                    posts=() if isinstance(inputs, Images) else [_shortened(inputs[i]) for i in one.typical],
+                    pictures=pictures,
+                    posts=() if isinstance(inputs, Images) else [_shortened(row) for row in typical],
                 )
             )
         about = "Found in the features alone: neither labels nor groups had a part in it."
@@ -164,16 +157,9 @@ class Discovered(Result):
         columns = ["Clusters", "Halves of the rows", "Seeds"]
         tables = [PlainTable(caption="Stability (adjusted Rand index: 1 same, 0 chance)", columns=columns, rows=rows)]
         if self.agreement:
-            rows = [
-                [
-                    a.group_by,
-                    f"{100 * a.purity:.1f} %",
-                    f"{100 * a.alone:.1f} %",
-                    _index(a.adjusted_rand),
-                    _index(a.cramers_v),
-                ]
-                for a in self.agreement
-            ]
+            shares = [[f"{100 * share:.1f} %" for share in (a.purity, a.alone)] for a in self.agreement]
+            indices = [[_index(index) for index in (a.adjusted_rand, a.cramers_v)] for a in self.agreement]
+            rows = [[a.group_by, *s, *i] for a, s, i in zip(self.agreement, shares, indices, strict=True)]
             columns = ["Group column", "Purity", "Largest group", "Adjusted Rand index", "Cramér's V"]
             tables.append(PlainTable(caption="Agreement with named groups", columns=columns, rows=rows))
         about = (
@@ -182,9 +168,6 @@ class Discovered(Result):
             "has mostly their group; it grows with the number of clusters, so the adjusted Rand index stands beside it."
         )
         return PlainTables(title="Stability and agreement", text=about, tables=tables)
-
-    def _verdict(self) -> list[Sentence]:
-        return [self._found(), *(_agrees(a) for a in self.agreement), *self._paid()]
 
     def _found(self) -> Sentence:
         k, n = len(self.clusters), count(len(self.dataset))
@@ -252,13 +235,13 @@ def describe(data: Dataset, grouping: Grouping, records: Records | None, asked: 
     What was `asked` (data, encoder, model, seed and other options) goes into the provenance.
     """
     left_out = ("model", "part") if records is None else ()
-    plain = {name: _plain(value) for name, value in asked.items() if name not in left_out}
-    label = data.provenance.get("target") or data.provenance.get("label") or "label"
+    provenance = {name: _plain(value) for name, value in asked.items() if name not in left_out}
+    provenance["label"] = data.provenance.get("target") or data.provenance.get("label") or "label"
     found, seed = data.with_groups({DISCOVERED: grouping.column}), int(asked["seed"])
     if records is None:
-        return Discovered(found, grouping, None, None, {**plain, "label": label})
+        return Discovered(found, grouping, None, None, provenance)
     joined = with_clusters(records, data, grouping.column)
-    return Discovered(found, grouping, audit(joined, seed=seed), largest_gap(joined, seed), {**plain, "label": label})
+    return Discovered(found, grouping, audit(joined, seed=seed), largest_gap(joined, seed), provenance)
 
 
 def _plain(value: Any) -> str | int | None:
