@@ -32,8 +32,8 @@ from fairhead.data.files import content_of, files_below, stamp_of
 from fairhead.data.ready_features import PREFIX
 from fairhead.errors import InputError
 from fairhead.mitigate import Trained, run
-from fairhead.mitigate.last_layer import features_of, find_head
 from fairhead.mitigate.registry import method_named, names
+from fairhead.mitigate.two_stages import features_of, find_head
 from fairhead.models.fresh import Recipe, is_fresh, is_ready
 from fairhead.models.linear_head import FEATURES, LinearHead, check_finite
 from fairhead.records import Records

@@ -30,8 +30,8 @@ from fairhead.bench.tasks import Task, named_models, recipe_of
 from fairhead.data import check_spec, parse_spec
 from fairhead.errors import InputError
 from fairhead.mitigate import Trained
-from fairhead.mitigate.last_layer import find_head, set_head
 from fairhead.mitigate.priors import PLAN_PRIORS, Prior
+from fairhead.mitigate.two_stages import find_head, set_head
 from fairhead.models import attach, save
 from fairhead.models import method_of as attached_method
 from fairhead.models.fresh import Recipe, is_ready

@@ -29,27 +29,22 @@ if TYPE_CHECKING:
 
 # Public name -> the module that defines it.
 _LATER = {
-    "DAM": "fairhead.mitigate.dam",
-    "EncoderLayer": "fairhead.mitigate.encoder_layer",
-    "Job": "fairhead.mitigate.training_job",
-    "KLAAD": "fairhead.mitigate.klaad",
-    "LanguageTrainer": "fairhead.mitigate.language_trainer",
-    "Stage": "fairhead.mitigate.training_job",
-    "Trained": "fairhead.mitigate.training_job",
-    "TripletData": "fairhead.mitigate.triplets",
-    "attach": "fairhead.models",
-    "balance_weights": "fairhead.mitigate.row_weights",
-    "draw_by_weight": "fairhead.mitigate.row_weights",
-    "load": "fairhead.models",
-    "match_weights": "fairhead.mitigate.row_weights",
-    "run": "fairhead.mitigate.training_job",
-    "save": "fairhead.models",
+    name: f"fairhead.{module}"
+    for module, names in {
+        "mitigate.dam": ("DAM",),
+        "mitigate.encoder_layer": ("EncoderLayer",),
+        "mitigate.klaad": ("KLAAD",),
+        "mitigate.language_trainer": ("LanguageTrainer",),
+        "mitigate.row_weights": ("balance_weights", "draw_by_weight", "match_weights"),
+        "mitigate.training_job": ("Job", "Stage", "Trained", "run"),
+        "mitigate.triplets": ("TripletData",),
+        "models": ("attach", "load", "save"),
+    }.items()
+    for name in names
 }
 
 __all__ = ["METHODS", "MethodEntry", "method", *_LATER]
 
-
 __getattr__ = later(__name__, _LATER)
-
 
 make_verb(__name__)

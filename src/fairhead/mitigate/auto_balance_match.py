@@ -12,21 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from fairhead.errors import InputError
-from fairhead.mitigate.choosing import (
-    CandidateResult,
-    choose,
-    joined_units,
-    judge,
-    least_spread,
-    share_of_groups,
-    worst_large_cell,
-)
-from fairhead.mitigate.last_layer import features_of, find_head
+from fairhead.mitigate.choosing import CandidateResult, choose, judge, least_spread, share_of_groups, worst_large_cell
 from fairhead.mitigate.losses import cell_numbers
 from fairhead.mitigate.priors import LogUniform, Prior
 from fairhead.mitigate.registry import method
 from fairhead.mitigate.row_weights import Matched, label_offsets, match_weights
 from fairhead.mitigate.training_job import ADDED_LATER, Job
+from fairhead.mitigate.two_stages import features_of, find_head
 from fairhead.models.linear_head import FEATURES, LinearHead, check_features
 from fairhead.settings import NotNegative, Positive, Range
 from fairhead.train import Examples, Fit, Selection
@@ -233,8 +225,8 @@ class Reduce:
         Those are the deployment sample, or the validation rows where there is none. Where these are not shown to differ
         from the training rows, a linear head is judged on all training rows as well, cross-fitted.
         """
-        rows, unit = _deployment_sample(job)
-        labels, units, groups = [rows.labels.cpu()], [unit], [clusters]
+        rows, own_units = _deployment_sample(job)
+        labels, groups, units = [rows.labels.cpu()], [clusters], [unit_numbers(own_units, len(clusters))]
         linear = all(isinstance(model, LinearHead) for model in models.values())
         answered = {name: [job.predict(model, rows).argmax(-1)] for name, model in models.items()}
         over = set()
@@ -252,15 +244,10 @@ class Reduce:
                     answered[name].append(_cross_fitted(job, name, weights))
             labels.append(weights.labels)
             groups.append(weights.clusters)
-            units.append(job.units[0])
-        results = judge(
-            {name: torch.cat(parts).numpy() for name, parts in answered.items()},
-            torch.cat(labels).numpy(),
-            torch.cat(groups).numpy(),
-            joined_units(units, [len(part) for part in labels]),
-            self.price / 100,
-            job.plan.seed,
-        )
+            units.append(unit_numbers(job.units[0], len(weights.labels)) + units[0].max() + 1)
+        given = {name: torch.cat(parts).numpy() for name, parts in answered.items()}
+        truth, cluster, who = (torch.cat(parts).numpy() for parts in (labels, groups, units))
+        results = judge(given, truth, cluster, who, self.price / 100, job.plan.seed)
         return agreed([replace(one, affordable=one.affordable and one.name not in over) for one in results])
 
 
@@ -271,16 +258,15 @@ class _OtherHalf:
     """
 
     def __init__(self, job: Job, encoded: Encoded, weights: "_Weights") -> None:
-        rows, self.units = _deployment_sample(job)
+        rows, units = _deployment_sample(job)
         self.labels, self.encoded, self.seed = rows.labels.cpu(), encoded, job.plan.seed
         self.penalty = job.plan.weight_decay if FEATURES in job.train.inputs else _PENALTY
-        unit = unit_numbers(self.units, len(self.labels))
-        half = torch.randperm(int(unit.max()) + 1, generator=job.generator())[unit] % 2 == 0
+        self.units = unit_numbers(units, len(self.labels))
+        half = torch.randperm(int(self.units.max()) + 1, generator=job.generator())[self.units] % 2 == 0
         self.halves = []
         for part in (half, ~half):
-            own = None if self.units is None else self.units[part]
-            parts = encoded.train, weights.labels, encoded.deployment[part], self.labels[part], job.units[0], own
-            matched = match_weights(*parts, weights.cap, self.seed)
+            own = encoded.deployment[part], self.labels[part], job.units[0], self.units[part]
+            matched = match_weights(encoded.train, weights.labels, *own, weights.cap, self.seed)
             self.halves.append((~part, _Weights(weights.labels, weights.clusters, matched, weights.cap)))
         self.answers: dict[str, Tensor] = {}  # of each candidate, [m]
         self.predict(["plain"])
@@ -300,8 +286,8 @@ class _OtherHalf:
     def judged(self, clusters: Tensor, price: float) -> list[CandidateResult]:
         """The matched candidates, against a plain head."""
         by_name = {name: answered.numpy() for name, answered in self.answers.items()}
-        units = None if self.units is None else self.units.numpy()
-        return judge(by_name, self.labels.numpy(), clusters.numpy(), units, price / 100, self.seed)[1:]
+        truth, units = self.labels.numpy(), self.units.numpy()
+        return judge(by_name, truth, clusters.numpy(), units, price / 100, self.seed)[1:]
 
 
 def _encoded(job: Job, encoder: str | Callable[[Examples], Tensor] | None, plain: nn.Module | None) -> Encoded:

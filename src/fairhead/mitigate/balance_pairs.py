@@ -11,16 +11,14 @@ each pair keeps its own difference from it. The loss of a batch has three parts:
 
 What the model said before training is computed once (`refer`): two numbers per pair, and the final hidden states of the
 sentences whose distributions are kept, which the output layer as it was turns into distributions again. No second model
-is held or run.
-
-The two parts of KLAAD that are not cross-entropy can be added (`kl_weight`, `triplet_weight`); they read the sentences
-a second time.
+is held. KLAAD's two other parts can be added (`kl_weight`, `triplet_weight`); they read the sentences a second time.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -28,22 +26,60 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import huber_loss
 
+from fairhead.data import parse_spec
+from fairhead.data.datasets import TextPair
 from fairhead.data.sentences import StereoSetItem
+from fairhead.data.splits import shuffle_by_hash
 from fairhead.errors import InputError
-from fairhead.language.packing import Path, Row, plain_row
+from fairhead.language import packing
+from fairhead.language.benchmarks.perplexity import read_documents
+from fairhead.language.packing import Row, plain_row, start_token, token_ids
 from fairhead.language.row_layout import Layout, Planned, ReadyBatch, at_vocabulary, log_sum_exp, quiet, send
 from fairhead.mitigate.klaad import KLAAD
-from fairhead.mitigate.language_trainer import Prepared
 from fairhead.mitigate.sentence_losses import NegativeLogLikelihoods
 from fairhead.mitigate.triplets import Example as KlaadExample
-from fairhead.mitigate.triplets import encode_triplets, layouts_of, tree_of
-from fairhead.mitigate.watching import encode_neutral, read_neutral
+from fairhead.mitigate.triplets import Prepared, encode_triplets, layouts_of, tree_of
 from fairhead.settings import NotNegative, Option, Positive, check_config
 from fairhead.train.step import Parts
 
 STEREOTYPE, ANTI_STEREOTYPE, UNRELATED, NEUTRAL = range(4)
-# Examples that are read together where nothing is trained.
-_AT_ONCE = 64
+_AT_ONCE = 64  # examples that are read together where nothing is trained
+_MOST_TOKENS = 64  # of a neutral text: the rest would be padding to all others of its batch
+_MOST_WATCHED = 200
+
+
+class Neutral(NamedTuple):
+    """Distinct texts, in an order that depends on them alone."""
+
+    trained: tuple[str, ...] = ()  # whose distribution is kept
+    watched: tuple[str, ...] = ()  # a tenth, at most 200, to see what training does to others
+
+
+def read_neutral(source: str | None) -> Neutral:
+    """Texts from a text file (its paragraphs), BOLD's folder (its Wikipedia texts), or texts as reader:path.
+
+    Of texts in pairs, as those of MultiNLI, the first are taken.
+    """
+    if source is None:
+        return Neutral()
+    path = Path(source)
+    if path.exists():
+        texts: list[str] = [document.text for document in read_documents(path)]
+    elif ":" in source:
+        reader, place = parse_spec(source, "texts")
+        data: Any = reader.read(place)
+        texts = [text.premise if isinstance(text, TextPair) else text for text in data.all.inputs]
+    else:
+        raise InputError(f"the neutral text {source} is not there; a text file or texts as reader:path are expected")
+    order = shuffle_by_hash([text.strip() for text in texts if text.strip()], seed=0)
+    watched = min(len(order) // 10, _MOST_WATCHED)
+    return Neutral(tuple(order[watched:]), tuple(order[:watched]))
+
+
+def encode_neutral(texts: Sequence[str], tokenizer: Any, context: int) -> list[tuple[int, ...]]:
+    """Tokens of texts, the start token first, of long ones the beginning; texts of one token are left out."""
+    found = token_ids(tokenizer, texts, start_token(tokenizer).lead)
+    return [tuple(ids[: min(context, _MOST_TOKENS)]) for ids in found if len(ids) > 1]
 
 
 class Reference(NamedTuple):
@@ -135,9 +171,7 @@ class BalancePairs(_WithNeutralText):
         triplets, left_out = encode_triplets(listed, tokenizer, context)
         of = {item.id: item for item in listed}
         neutral = encode_neutral(read_neutral(self.neutral).trained, tokenizer, context)
-        beside: Prepared[Any] | None = None
-        if self.klaad is not None:
-            beside = self.klaad.prepare(listed, tokenizer, context)
+        beside = None if self.klaad is None else self.klaad.prepare(listed, tokenizer, context)
         examples = []
         for i, triplet in enumerate(triplets):
             item = of[triplet.id]
@@ -163,17 +197,15 @@ class BalancePairs(_WithNeutralText):
                 with at_vocabulary(model, batch.ready.positions) as seen:
                     logits = model(**batch.ready.inputs, use_cache=False).logits[0].float()
                 states = seen[0].flatten(0, 1)[batch.ready.positions][batch.kept].cpu()
-                pairs = batch.pair_logprobs(logits, log_sum_exp(logits)).T.double().cpu()
+                pair_logprobs = batch.pair_logprobs(logits, log_sum_exp(logits)).T.double().cpu()
                 parts = states.split(batch.kept_of.tolist())
-                for i, (stereotype, anti), own in zip(chosen, pairs.tolist(), parts, strict=True):
+                for i, (stereotype, anti), own in zip(chosen, pair_logprobs.tolist(), parts, strict=True):
                     said[i] = (stereotype, anti), own.clone()
         gaps = np.array([said[i][0][0] - said[i][0][1] for i in range(len(order))])
         means = self._means(gaps, [example.of for example in prepared.examples])
-        examples = [
-            example._replace(reference=Reference(*said[i], float(means[i])))
-            for i, example in enumerate(prepared.examples)
-        ]
-        return prepared._replace(examples=examples)
+        references = (Reference(*said[i], float(means[i])) for i in range(len(order)))
+        pairs = zip(prepared.examples, references, strict=True)
+        return prepared._replace(examples=[example._replace(reference=reference) for example, reference in pairs])
 
     def _means(self, gaps: np.ndarray[Any, np.dtype[np.float64]], of: Sequence[tuple[str, str]]) -> Any:
         """What is taken off each pair's Δ, [n]."""
@@ -194,7 +226,9 @@ class BalancePairs(_WithNeutralText):
         before = deepcopy(output).requires_grad_(False) if trained else output
 
         def loss(examples: Sequence[Example]) -> Parts:
-            references = [_reference(example) for example in examples]
+            references = [example.reference for example in examples if example.reference is not None]
+            if len(references) < len(examples):
+                raise InputError("an example has no reference; pass what was prepared through BalancePairs.refer first")
             batch = batch_of(examples, layout_of)
             device = batch.kept.device
             states = send(torch.cat([reference.states for reference in references]), device)
@@ -285,7 +319,7 @@ def batch_of(examples: Sequence[Example], layout_of: Callable[[Sequence[Example]
     rows: list[Row] = []
     for b, example in enumerate(examples):
         if layout.tree:
-            paths = (Path(each * b + path.sequence, path.positions) for path in example.tree.paths)
+            paths = (packing.Path(each * b + path.sequence, path.positions) for path in example.tree.paths)
             rows.append(example.tree._replace(paths=tuple(paths)))
         else:
             rows += [plain_row(tokens, sequence=each * b + k) for k, tokens in enumerate(example.sentences)]
@@ -295,13 +329,12 @@ def batch_of(examples: Sequence[Example], layout_of: Callable[[Sequence[Example]
     device = ready.source.device
     pairs = [at[each * b + k] for k in (STEREOTYPE, ANTI_STEREOTYPE) for b in range(n)]
     neutral = [at[each * b + NEUTRAL] for b in range(n) if each > NEUTRAL]
-    source, kept, counted, taken = planned.sources(), [], [], 0
+    source, kept, counted = planned.sources(), list[Any](), []
     for b in range(n):
         own = source[np.concatenate([at[each * b + k] for k in range(UNRELATED, each)])]
         places, inverse = np.unique(own, return_inverse=True)
+        counted.append(inverse + sum(len(before) for before in kept))
         kept.append(places)
-        counted.append(inverse + taken)
-        taken += len(places)
 
     def moved(values: Any) -> Tensor:
         return send(torch.from_numpy(np.ascontiguousarray(values)), device)
@@ -315,12 +348,6 @@ def batch_of(examples: Sequence[Example], layout_of: Callable[[Sequence[Example]
         torch.tensor([len(one) for one in kept]),
         moved(np.concatenate(counted)),
     )
-
-
-def _reference(example: Example) -> Reference:
-    if example.reference is None:
-        raise InputError("an example has no reference; pass what was prepared through BalancePairs.refer first")
-    return example.reference
 
 
 @contextmanager

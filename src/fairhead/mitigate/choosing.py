@@ -67,11 +67,10 @@ def between_clusters(answers: Codes, labels: Codes, clusters: Codes) -> float:
     Cells count by their rows; what binomial noise alone would give is subtracted, so that the result can be negative.
     It is NaN where no class has two clusters of enough rows.
     """
-    shape = int(labels.max()) + 1, int(clusters.max()) + 1
-    cell = labels * shape[1] + clusters
-    weights = np.ones(len(labels)), (answers == labels).astype(np.float64)
-    rows, right = (np.bincount(cell, one, shape[0] * shape[1]).reshape(shape).astype(np.float64) for one in weights)
-    return float(_variance(right, rows))
+    tables = np.zeros((2, int(labels.max()) + 1, int(clusters.max()) + 1))  # the right answers, and all rows
+    np.add.at(tables[0], (labels, clusters), answers == labels)
+    np.add.at(tables[1], (labels, clusters), 1)
+    return float(_variance(*tables))
 
 
 def _variance(right: Array, rows: Array) -> Array:
@@ -213,15 +212,3 @@ def worst_large_cell(labels: Tensor, clusters: Tensor, least: int = _LARGE) -> S
     large = torch.bincount(cells)[cells] >= least
     rows = large if large.any() else torch.ones_like(large)
     return lambda predicted: worst_accuracy(predicted[rows], labels[rows], cells[rows])
-
-
-def joined_units(units: Sequence[Tensor | None], sizes: Sequence[int]) -> Codes | None:
-    """Numbers of the units of all parts, no number in two of them; None where no part has any."""
-    if all(part is None for part in units):
-        return None
-    joined, above = [], 0
-    for part, size in zip(units, sizes, strict=True):
-        numbers = np.arange(size) if part is None else part.numpy()
-        joined.append(numbers + above)
-        above = int(joined[-1].max()) + 1
-    return np.concatenate(joined)

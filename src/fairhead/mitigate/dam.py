@@ -9,13 +9,15 @@ Two parts, both in one attention layer (the last), neither of which sees a group
 
 Departures from the paper's released code, which has defects there: running statistics are buffers that are saved with
 the model; ε guards the division; anchors without a positive are left out; the first token is not one of its own values;
-padding counts nowhere. `dam_release` in the registry follows the released code instead (and `dam_release_text` that for
-HateXplain, whose layer norms come after the sums; MultiNLI's come before, as for pictures). Not followed even there:
-HateXplain's second centring at evaluation only and its missing unit length, the MultiNLI queue without gradients, ReLU
-in the appended layer of the frozen and the text form (GELU here), eight heads in it whatever the model has, and a
-projection of text as wide as the model.
+padding counts nowhere. `dam_release` in the registry follows the released code (`dam_release_text` that for HateXplain,
+whose layer norms come after the sums; MultiNLI's come before), but for HateXplain's second centring at evaluation and
+missing unit length, the MultiNLI queue without gradients, ReLU in the appended layer of the frozen and the text form
+(GELU here), eight heads in it always, and a projection of text as wide as the model.
 """
 
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -24,8 +26,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from fairhead.errors import InputError, UnsupportedModel
-from fairhead.heads import Site, Tap
-from fairhead.mitigate.dam_parts import RunningStandardise, SideStream
+from fairhead.heads import Site, Tap, is_recomputing
 from fairhead.mitigate.encoder_layer import (
     AttachedMethod,
     EncoderLayer,
@@ -38,7 +39,7 @@ from fairhead.mitigate.priors import Choice, LogUniform, Prior
 from fairhead.mitigate.training_job import ADDED_LATER
 from fairhead.settings import Count, NotNegative, Positive, Share
 from fairhead.train.first_token import all_tokens
-from fairhead.train.launched import gathered
+from fairhead.train.launched import gathered, is_spread, summed
 
 
 @dataclass(frozen=True)
@@ -138,15 +139,13 @@ class DAMParts(nn.Module):
         self.config, (self.site,) = config, tap.sites
         self.mask: Tensor | None = None  # of the batch that is under way, [B, T]
         heads, head_dim = self.site.n_heads, self.site.head_dim
-        key_heads = getattr(self.site.module.config, "num_key_value_heads", None) or heads
-        if key_heads != heads:
+        if (key_heads := getattr(self.site.module.config, "num_key_value_heads", None) or heads) != heads:
             raise UnsupportedModel(
                 f"{self.site.family} groups {heads} query heads over {key_heads} key heads; DAM needs an encoder "
                 "whose query and key heads pair up (ViT, BERT, CLIP, ...)"
             )
         if config.normalise:
-            settings = (config.stats_axes, config.momentum, config.eps, config.running, config.divide)
-            self.q, self.k = (RunningStandardise(heads, head_dim, *settings, detach=config.detach_stats) for _ in "qk")
+            self.q, self.k = (RunningStandardise(heads, head_dim, config) for _ in "qk")
         if config.alignment_weight:
             self.side_stream = SideStream()
             self.weights, self.values = tap.read("weights", tokens=0), tap.read("v")
@@ -179,25 +178,23 @@ class DAMParts(nn.Module):
         """Add the alignment loss to the model's own."""
         labels = argument(model, "labels", args, kwargs)
         if model.training and labels is not None:
-            layer = self.site.layer
             with self.side_stream.work():
-                extra = self.alignment(self.weights[layer], self.values[layer], labels)
+                extra = self.alignment(self.weights[self.site.layer], self.values[self.site.layer], labels)
             output = _with_added_loss(output, self.config.alignment_weight * extra)
         elif model.training:
             logits = output[0] if isinstance(output, tuple) else getattr(output, "logits", None)
             if isinstance(logits, Tensor) and logits.requires_grad:
                 logits.register_hook(_refuse_training_without_labels)
-        self.weights.clear()  # all three hold the graph of this batch, which nobody needs any more
-        self.values.clear()
-        self.side_stream.clear()
+        for held in (self.weights, self.values, self.side_stream):  # they hold the graph of this batch
+            held.clear()
         return output
 
     def alignment(self, weights: Tensor, values: Tensor, labels: Tensor) -> Tensor:
         """The contrastive loss of the values [B, H, T, d] with the largest weights [B, H, T], over all processes."""
         if labels.dim() != 1:
             raise InputError(f"DAM aligns one class a row; found labels of shape {list(labels.shape)}, not [batch]")
-        config = self.config
-        picked = most_attended(weights, values, config.values, config.pick, config.first_token, self.mask)
+        config, mask = self.config, self.mask
+        picked = most_attended(weights, values, config.values, config.pick, config.first_token, mask)
         z = normalize(self.project(picked.flatten(1).to(next(self.project.parameters()).dtype)), dim=-1)
         return supervised_contrastive(gathered(z), gathered(labels), config.alignment_temperature)
 
@@ -260,3 +257,144 @@ def _refuse_training_without_labels(gradient: Tensor) -> None:
         "labels=... (a Trainer with label_smoothing_factor or compute_loss_func does not), or set "
         "DAM(alignment_weight=0)"
     )
+
+
+class RunningStandardise(nn.Module):
+    """(x − mean) / deviation over the batch while training, over what was seen then at evaluation.
+
+    The deviation is the unbiased one. Where a batch has fewer than two rows to count (a batch of one, a position that
+    is padding in all rows but one) there is no deviation, and the running statistics serve as at evaluation.
+    """
+
+    def __init__(self, heads: int, head_dim: int, config: DAM) -> None:
+        super().__init__()
+        self.config, self.axes = config, (0,) if config.stats_axes == "batch" else (0, 2)
+        # [H, T, d], or [H, 1, d] shared by all positions. T is known only when the first batch comes.
+        self.mean: Tensor
+        self.deviation: Tensor
+        self.register_buffer("mean", torch.zeros(heads, 1, head_dim))
+        self.register_buffer("deviation", torch.ones(heads, 1, head_dim))
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Standardise x [B, H, T, d]; mask [B, T] is 0 where there is padding."""
+        rows = x.shape[0] if self.axes == (0,) else x.shape[0] * x.shape[2]
+        divide, detach = self.config.divide, self.config.detach_stats
+        if self.training and mask is None and rows > 1 and divide and not detach and not is_spread():
+            return self._as_batch_norm(x, rows)
+        if self.training and (mask is not None or is_spread() or rows > 1):
+            mean, deviation = self._of_batch(x.to(self.mean.dtype), mask)
+            if not is_recomputing():
+                self._update(mean[0].detach(), deviation[0].detach())
+            if detach:
+                mean, deviation = mean.detach(), deviation.detach()
+        else:
+            self._check_tokens(x)
+            mean, deviation = self.mean, self.deviation
+        centred = x - mean
+        return (centred / deviation if divide else centred).to(x.dtype)
+
+    def _as_batch_norm(self, x: Tensor, rows: int) -> Tensor:
+        """The usual case in torch's own batch normalisation: two kernels forward and two backward.
+
+        That divides by the biased deviation; a factor and an ε that make it the unbiased one are given along.
+        """
+        heads, tokens, width = x.shape[1:]
+        by_token = x.transpose(1, 2)  # [B, T, H, d], as the projection has made it: nothing is copied
+        channels = (tokens, heads, width) if self.axes == (0,) else (1, heads, width)
+        flat = by_token.reshape(rows, math.prod(channels))
+        shrink, eps = (rows - 1) / rows, self.config.eps
+        factor = torch.full((flat.shape[1],), math.sqrt(shrink), dtype=self.mean.dtype, device=x.device)
+        found, mean, scale = torch.native_batch_norm(flat, factor, None, None, None, True, 0.0, eps * shrink)
+        if not is_recomputing():
+            # [H, T or 1, d]; 32 bit always, though the compiler believes otherwise
+            mean, scale = (y.detach().to(self.mean.dtype).view(channels).transpose(0, 1) for y in (mean, scale))
+            self._update(mean, scale.reciprocal() / math.sqrt(shrink))
+        return found.view(by_token.shape).transpose(1, 2)
+
+    def _of_batch(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Mean and deviation over the rows of all processes, [1, H, T or 1, d]; running ones where none is known."""
+        if mask is None and not is_spread():
+            variance, mean = torch.var_mean(x, self.axes, keepdim=True)
+            return mean, (variance + self.config.eps).sqrt()
+        if mask is None:
+            mask = torch.ones(x.shape[0], x.shape[2], device=x.device)
+        if mask.shape != (x.shape[0], x.shape[2]):
+            raise InputError(
+                f"the attention mask has shape {list(mask.shape)} but the batch has {x.shape[0]} rows of "
+                f"{x.shape[2]} tokens: give one entry per token"
+            )
+        counted = mask[:, None, :, None].to(x.dtype)
+        count = summed(counted.sum(self.axes, keepdim=True))
+        mean = summed((x * counted).sum(self.axes, keepdim=True)) / count.clamp(min=1)
+        squares = summed(((x - mean).square() * counted).sum(self.axes, keepdim=True))
+        known = count > 1
+        # Where nothing varies or is known, a variance of 1 keeps the gradient of its root finite.
+        variance = torch.where(known, squares / (count - 1).clamp(min=1), torch.ones_like(squares))
+        self._make_room(mean)
+        self._check_tokens(mean)
+        deviation = torch.where(known, (variance + self.config.eps).sqrt(), self.deviation)
+        return torch.where(known, mean, self.mean), deviation
+
+    @torch.no_grad()
+    def _update(self, mean: Tensor, deviation: Tensor) -> None:
+        self._make_room(mean)
+        self._check_tokens(mean)
+        self.mean.lerp_(mean, self.config.momentum)
+        if self.config.running == "std":
+            self.deviation.lerp_(deviation, self.config.momentum)
+        else:
+            self.deviation.square_().lerp_(deviation.square(), self.config.momentum).sqrt_()
+
+    def _make_room(self, statistics: Tensor) -> None:
+        """From the first batch on, every position has statistics of its own."""
+        if self.mean.shape[1] == 1 < statistics.shape[-2]:
+            shape = (-1, statistics.shape[-2], -1)
+            self.mean, self.deviation = self.mean.expand(shape).clone(), self.deviation.expand(shape).clone()
+
+    def _check_tokens(self, x: Tensor) -> None:
+        if self.mean.shape[1] not in (1, x.shape[-2]):
+            raise InputError(
+                f"DAM has statistics for {self.mean.shape[1]} token positions but this batch has {x.shape[-2]}: "
+                'pad to the length it was trained with (max_length), or train with stats_axes="batch_token"'
+            )
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        for name in ("mean", "deviation"):  # of as many positions as the saved model had seen
+            if (saved := state_dict.get(prefix + name)) is not None:
+                setattr(self, name, torch.empty_like(saved, device=self.mean.device))
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+
+class SideStream:
+    """Lets what depends on an early point of the forward pass begin there, while the pass goes on.
+
+    In a step that is being recorded as a CUDA graph the work gets a branch of its own, and so does its backward pass.
+    Elsewhere nothing changes: it is Python that takes the time there.
+    """
+
+    def __init__(self) -> None:
+        self._since: Any = None
+
+    def mark(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        """What the work needs is there: a forward hook."""
+        tensor = output[0] if isinstance(output, tuple) else output
+        on_gpu = isinstance(tensor, Tensor) and tensor.is_cuda and not torch.compiler.is_compiling()
+        if on_gpu and torch.cuda.is_current_stream_capturing():
+            self._since = torch.cuda.current_stream().record_event()
+
+    @contextmanager
+    def work(self) -> Iterator[None]:
+        """Do the work; what comes after this block waits for it."""
+        since, self._since = self._since, None
+        if since is None or not torch.cuda.is_current_stream_capturing():
+            yield
+            return
+        main, beside = torch.cuda.current_stream(), torch.cuda.Stream()
+        beside.wait_event(since)
+        with torch.cuda.stream(beside):
+            yield
+        main.wait_stream(beside)
+
+    def clear(self) -> None:
+        """Forget the mark of a pass that had no work to do: what it points to can be neither copied nor used."""
+        self._since = None

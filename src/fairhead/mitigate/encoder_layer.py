@@ -94,8 +94,7 @@ def freeze_backbone(model: nn.Module, kept: Site) -> None:
     # ["vit", "layers", "7", "attention"]: the encoder layer is what has a number.
     path = kept.name.split(".")
     numbers = [place for place, part in enumerate(path) if part.isdigit()]
-    layer = ".".join(path[: numbers[-1] + 1]) if numbers else path[0]
-    model.get_submodule(layer).requires_grad_(True)
+    model.get_submodule(".".join(path[: numbers[-1] + 1 if numbers else 1])).requires_grad_(True)
 
 
 def _base(model: nn.Module, site: Site) -> nn.Module:
@@ -139,8 +138,7 @@ class AppendedLayer(nn.Module):
         hidden = self(output[0], mask if mask is not None and mask.dim() == 2 else None)
         pooler = getattr(base, "pooler", None)
         if isinstance(output, tuple):
-            pooled = (pooler(hidden),) if pooler is not None else output[1:2]
-            return (hidden, *pooled, *output[2:])
+            return (hidden, *((pooler(hidden),) if pooler is not None else output[1:2]), *output[2:])
         output.last_hidden_state = hidden
         if pooler is not None and getattr(output, "pooler_output", None) is not None:
             output.pooler_output = pooler(hidden)

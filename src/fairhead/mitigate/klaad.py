@@ -8,9 +8,9 @@ The loss of a triplet (stereotype, anti-stereotype, unrelated sentence) has thre
 3. a triplet loss on the final hidden states: the coherent sentences nearer to each other than to the unrelated one.
 
 The authors have released no code. Where the paper is silent this is our reading, and each choice is an option. Its
-"softmax normalisation before KL", taken by the letter, is a second softmax over weights that are shares already: nearly
-uniform, with a divergence near 0 and next to no gradient. `renorm="softmax"` does it; the default does not. Its
-"without modifying weights" is not what happens: this is fine-tuning.
+"softmax normalisation before KL", by the letter, is a second softmax over weights that are shares already: a divergence
+near 0 and next to no gradient. `renorm="softmax"` does it; the default does not. Nor is it "without modifying weights":
+this is fine-tuning.
 """
 
 import math
@@ -27,10 +27,11 @@ from fairhead.data.sentences import StereoSetItem
 from fairhead.errors import InputError, check_known
 from fairhead.heads import Reading, tap
 from fairhead.language.row_layout import at_vocabulary
-from fairhead.mitigate.language_trainer import SHARE, Prepared
 from fairhead.mitigate.triplets import (
+    SHARE,
     Batch,
     Example,
+    Prepared,
     batch_of,
     can_differ,
     encode_triplets,
@@ -111,12 +112,7 @@ class KLAAD:
 
     @staticmethod
     def of_family(name: str) -> dict[str, Any]:
-        """The settings of a preset; none where the family has none: it then has the defaults, which are Llama's.
-
-        Example:
-            >>> KLAAD.of_family("gpt_neo")["margin"], KLAAD.of_family("mamba")
-            (0.5, {})
-        """
+        """The settings of a preset; none where the family has none: it then has the defaults, which are Llama's."""
         values = PRESETS.get(_FAMILIES.get(name, name), ())
         return dict(zip(("ce_weight", "kl_weight", "triplet_weight", "margin"), values, strict=False))
 
@@ -235,10 +231,9 @@ def attention_divergence(weights: Tensor, batch: Batch, config: KLAAD) -> Tensor
     if config.direction == "symmetric":
         middle = torch.logaddexp(log_s, log_a) - math.log(2)
         per_query = (_divergence(log_a, middle, valid) + _divergence(log_s, middle, valid)) / 2
-    elif config.direction == "anti_stereo":
-        per_query = _divergence(log_a, log_s, valid)
     else:
-        per_query = _divergence(log_s, log_a, valid)
+        of, from_ = (log_a, log_s) if config.direction == "anti_stereo" else (log_s, log_a)
+        per_query = _divergence(of, from_, valid)
     queries = batch.queries[:, None].float()
     rows = queries.sum(-1)
     per_pair = (per_query * queries).sum(-1) / rows.clamp(min=1)  # [B, H]

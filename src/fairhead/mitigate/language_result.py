@@ -29,9 +29,8 @@ class MitigatedLanguage(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form: settings, plan and results of every run."""
-        runs = {
-            name or r.method: {"settings": r.settings, "plan": r.plan, **r.results} for name, r in self.records.items()
-        }
+        named = {name or record.method: record for name, record in self.records.items()}
+        runs = {name: {"settings": r.settings, "plan": r.plan, **r.results} for name, r in named.items()}
         return {"schema": "fairhead.language_grid/1", "runs": runs}
 
     def rows(self) -> list[dict[str, Any]]:

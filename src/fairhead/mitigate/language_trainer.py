@@ -11,8 +11,9 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
@@ -22,12 +23,14 @@ from fairhead.errors import InputError
 from fairhead.language.packing import control_token_warning, starting
 from fairhead.language.row_layout import context_length, refuse_other_than_causal
 from fairhead.language.running import TRAINING_FILE, TrainingRecord
+from fairhead.language.scorer import Scorer
 from fairhead.language.suite import NOT_WHOLE
 from fairhead.mitigate.language_result import MitigatedLanguage, card_of
 from fairhead.mitigate.only_heads import only_heads
 from fairhead.mitigate.registry import method_named
-from fairhead.mitigate.triplets import TripletData, targets
-from fairhead.mitigate.watching import chosen_category, looker, of_category, seen_by, set_aside, wrecked
+from fairhead.mitigate.sentence_losses import looker, scores_of, set_aside, wrecked
+from fairhead.mitigate.triplets import SHARE, TripletData, targets
+from fairhead.mitigate.triplets import Prepared as Prepared
 from fairhead.models import attach, open_model, save
 from fairhead.models.attached import refuse_method
 from fairhead.models.load import Model, device_named, weights_digest
@@ -38,42 +41,35 @@ from fairhead.train.launched import written_by_first
 from fairhead.train.loop import comparable, first_difference
 from fairhead.train.plan import LanguagePlan
 from fairhead.train.step import Parts, autocast, say_once
-from fairhead.train.tuning import OnStep, Tuned, checkpointed, gradient_norms, merged, shuffled_batches, tune, with_lora
+from fairhead.train.tuning import (
+    OnStep,
+    Tuned,
+    checkpointed,
+    gradient_norms,
+    merged,
+    shuffled_batches,
+    tune,
+    with_lora,
+)
 
-E = TypeVar("E")
 _AT_ONCE = 64  # examples that a GPU reads together where nothing is trained
 _CHECKPOINTS = "checkpoint"  # within the folder of the model, until that is saved
 _LAST_GOOD = "last-good"  # within it, where training went wrong
-SHARE = " share"  # after the name of a part: of how many of the examples it is
-
-
-class Prepared(NamedTuple, Generic[E]):
-    """Items as a method trains on them."""
-
-    examples: Sequence[E]  # one or more an item
-    lengths: Sequence[int]  # the tokens of each example
-    left_out: Mapping[str, tuple[str, ...]]  # ids of items that cannot be trained on, by reason
-    noted: Mapping[str, tuple[str, ...]] = {}  # of items that are trained on, but not by every part of the loss
 
 
 class LanguageMethod(Protocol):
     """A frozen dataclass of a method's settings; it never learns which group a sentence is about.
 
-    Methods that train nothing have one of two functions instead: `edit(model, tokenizer, items, progress)` changes
-    weights and returns what is worth recording; `attach(model, tokenizer)` puts something around the model.
-
-    Attributes:
-        plan: where the training should differ from `LanguagePlan`, if anywhere.
+    It may have `plan`: where the training should differ from `LanguagePlan`; and further functions: `refer(model,
+    prepared)` adds what the model says of the examples before training; `watched_texts()` gives texts whose perplexity
+    is watched; `choose(items, score)` names the one category to train on; `measuring()` gives the method to measure
+    with, before and after, where the loss does not tell all. Methods that train nothing have one of two functions
+    instead: `edit(model, tokenizer, items, progress)` changes weights and returns what is worth recording;
+    `attach(model, tokenizer)` puts something around the model.
     """
 
     def prepare(self, items: Iterable[StereoSetItem], tokenizer: Any, context: int) -> Prepared[Any]:
-        """Tokens, and what else the method needs to know of each item.
-
-        A method that needs to know what the model says of its examples before training has a function
-        `refer(model, prepared)`, which adds it; one whose loss keeps a text has `watched_texts()`, others like it; one
-        that trains on one category has `choose(items, score)`, which names it; one whose loss does not tell all that
-        should be measured before and after has `measuring()`, the method to measure with.
-        """
+        """Tokens, and what else the method needs to know of each item."""
 
     def session(self, model: nn.Module) -> AbstractContextManager[Callable[[Sequence[Any]], Parts]]:
         """The loss of a batch of examples ("loss", and its parts by name), usable inside a `with` block."""
@@ -83,7 +79,7 @@ def plan_of(method: Any, **changes: Any) -> LanguagePlan:
     """The plan of a method, or of its class: `LanguagePlan`, where the method does not say otherwise, with changes.
 
     Example:
-        >>> from fairhead.mitigate.cda import CDA
+        >>> from fairhead.mitigate.sentence_losses import CDA
         >>> plan_of(CDA, epochs=2).batch_size
         16
     """
@@ -113,7 +109,7 @@ class LanguageTrainer:
     def __post_init__(self) -> None:
         refuse_other_than_causal(self.model)
         check_config(self.method)
-        self.plan = self.plan or plan_of(self.method)
+        self._plan = self.plan = self.plan or plan_of(self.method)
         self._texts = starting(self.tokenizer, self.plan.start)  # the tokeniser, with the start token of the plan
         if (told := control_token_warning(self._texts)) is not None:
             say_once(told)
@@ -134,8 +130,7 @@ class LanguageTrainer:
         `TrainingDiverged` is raised.
         """
         split = data.read() if isinstance(data, TripletData) else data
-        tuned = Tuned((), 0, 0.0)
-        results: dict[str, Any] = {}
+        tuned, results = Tuned((), 0, 0.0), dict[str, Any]()
         if hasattr(self.method, "attach"):
             self.model = attach(self.model, self.method, self.tokenizer)
         elif split is None:
@@ -165,51 +160,54 @@ class LanguageTrainer:
         on_held_out: OnStep | None,
     ) -> tuple[Tuned, dict[str, Any]]:
         """What training did, and what the record says of it."""
-        assert self.plan is not None
-        trained, watched = set_aside(split.train, self.plan)
-        category = chosen_category(self.method, trained, self.model, self._texts)
-        trained, watched = (of_category(items, category) for items in (trained, watched))
-        prepared: Prepared[Any] = self.method.prepare(trained, self._texts, context_length(self.model))
+        method, plan = self.method, self._plan
+        trained, watched = set_aside(split.train, plan)
+        category: str | None = None
+        if hasattr(method, "choose"):
+            category = method.choose(trained, scores_of(Scorer(self.model, self._texts)))
+            trained, watched = (
+                tuple(item for item in items if item.bias_type == category) or items for items in (trained, watched)
+            )
+        prepared: Prepared[Any] = method.prepare(trained, self._texts, context_length(self.model))
         if not prepared.examples:
             reasons = ", ".join(f"{len(ids)} {reason}" for reason, ids in prepared.left_out.items())
             raise InputError(f"no item can be trained on{f': {reasons}' if reasons else ''}")
         before = self.evaluate(split.held_out, on_held_out)
-        if hasattr(self.method, "refer"):
-            prepared = self.method.refer(self.model, prepared)
-        model = with_lora(self.model, self.plan)
-        texts = self.method.watched_texts() if hasattr(self.method, "watched_texts") else ()
-        look = looker(model, self._texts, watched, texts) if self.plan.checks else None
-        with only_heads(model, self.plan) as heads, self.method.session(model) as loss:
-            batch = shuffled_batches(prepared.lengths, self.plan.batch_size, self.plan.seed)[0]
-            with checkpointed(model, self.plan), autocast(next(model.parameters()).device, self.plan.precision):
+        if hasattr(method, "refer"):
+            prepared = method.refer(self.model, prepared)
+        model = with_lora(self.model, plan)
+        texts = method.watched_texts() if hasattr(method, "watched_texts") else ()
+        look = looker(model, self._texts, watched, texts) if plan.checks else None
+        with only_heads(model, plan) as heads, method.session(model) as loss:
+            batch = shuffled_batches(prepared.lengths, plan.batch_size, plan.seed)[0]
+            with checkpointed(model, plan), autocast(next(model.parameters()).device, plan.precision):
                 norms = gradient_norms(model, loss([prepared.examples[i] for i in batch]))
             tuned = tune(
                 model,
                 prepared.examples,
                 prepared.lengths,
                 loss,
-                self.plan,
+                plan,
                 checkpoints=checkpoints,
                 identity=identity,
-                look=None if look is None else seen_by(loss, look),
+                look=None if look is None else lambda: look(getattr(loss, "see", None)),
                 broken=wrecked(model, self._texts, trained),
                 on_step=on_step,
             )
         self.model = model
         after = self.evaluate(split.held_out, on_held_out)
-        held_out = {"items": len(split.held_out), "before": before, "after": after}
-        seen = {}
+        results: dict[str, Any] = {"held_out": {"items": len(split.held_out), "before": before, "after": after}}
         if tuned.looks:
             looks = {"before": tuned.looks[0]._asdict(), "after": tuned.looks[tuned.chosen]._asdict()}
-            seen = {"watched": {"items": len(watched), "chosen": tuned.chosen, **looks}}
-        return tuned, {
-            "held_out": held_out,
-            **seen,
-            **({"heads": [list(head) for head in heads]} if heads else {}),
-            **({} if category is None else {"category": category}),
-            "items": len(trained),
-            "left_out": {reason: list(ids) for reason, ids in prepared.left_out.items()},
-            **({"noted": {reason: len(ids) for reason, ids in prepared.noted.items()}} if prepared.noted else {}),
+            results["watched"] = {"items": len(watched), "chosen": tuned.chosen, **looks}
+        if heads:
+            results["heads"] = [list(head) for head in heads]
+        if category is not None:
+            results["category"] = category
+        results |= {"items": len(trained), "left_out": {why: list(ids) for why, ids in prepared.left_out.items()}}
+        if prepared.noted:
+            results["noted"] = {reason: len(ids) for reason, ids in prepared.noted.items()}
+        return tuned, results | {
             "first_gradient_norms": norms,
             "steps": tuned.steps,
             "seconds": round(tuned.seconds, 3),
@@ -217,14 +215,13 @@ class LanguageTrainer:
 
     def evaluate(self, items: Iterable[StereoSetItem], on_step: OnStep | None = None) -> dict[str, float]:
         """Every part of the loss, averaged over items; empty where there are none. `on_step` as in `train`."""
-        assert self.plan is not None
         method = getattr(self.method, "measuring", lambda: self.method)()
         prepared = method.prepare(items, self._texts, context_length(self.model))
         totals: dict[str, float] = {}
         self.model.eval()
         order = sorted(range(len(prepared.examples)), key=lambda i: prepared.lengths[i])
         on_cpu = next(self.model.parameters()).device.type == "cpu"
-        size = self.plan.batch_size if on_cpu else max(self.plan.batch_size, _AT_ONCE)
+        size = self._plan.batch_size if on_cpu else max(self._plan.batch_size, _AT_ONCE)
         with torch.no_grad(), method.session(self.model) as loss:
             for begin in range(0, len(order), size):
                 batch = [prepared.examples[i] for i in order[begin : begin + size]]
@@ -251,13 +248,12 @@ class LanguageTrainer:
             raise InputError("nothing has been trained yet: call train first")
         if adapter and not hasattr(self.model, "merge_and_unload"):
             raise InputError("there is no adapter to keep: all weights were trained (plan.lora is None)")
-        target = Path(folder)
         if adapter:
-            self.model.save_pretrained(target / "adapter")
+            self.model.save_pretrained(Path(folder, "adapter"))
         self.model = merged(self.model)
         card = card_of(self.record, self.record.method if hasattr(self.method, "attach") else None)
-        save(self.model, target, self.tokenizer.save_pretrained, self.record.write, card.write)
-        shutil.rmtree(target / _CHECKPOINTS, ignore_errors=True)
+        save(self.model, Path(folder), self.tokenizer.save_pretrained, self.record.write, card.write)
+        shutil.rmtree(Path(folder, _CHECKPOINTS), ignore_errors=True)
 
     def identity(self, data: TripletData | TripletSplit | None) -> dict[str, Any]:
         """What decides the result: the method, its settings, the plan, the data and the model to begin with."""
@@ -266,11 +262,10 @@ class LanguageTrainer:
             described = data.described()
         elif data is not None:
             described = {"items": len(data.train), "held_out_items": len(data.held_out)}
-        assert self.plan is not None
         return {
             "method": self.name or type(self.method).__name__.lower(),
             "settings": asdict(self.method),
-            "plan": asdict(self.plan) if hasattr(self.method, "session") else {},
+            "plan": asdict(self._plan) if hasattr(self.method, "session") else {},
             "data": described,
             "base": self.base,
         }
@@ -299,19 +294,16 @@ def mitigate_language(
     all else is as in `train_folder`.
     """
 
-    def stage(name: str) -> OnStep | None:
-        def tell(done: int, total: int, parts: Mapping[str, float]) -> None:
-            assert progress is not None
-            progress(name, done, total, ", ".join(f"{part} {value:.4g}" for part, value in parts.items()))
+    def tell(stage: str, done: int, total: int, parts: Mapping[str, float]) -> None:
+        if progress is not None:
+            progress(stage, done, total, ", ".join(f"{part} {value:.4g}" for part, value in parts.items()))
 
-        return None if progress is None else tell
-
-    def made(name: str, run: LanguageRun) -> TrainingRecord:
-        called = f"{run.method} {name}".strip()
-        on_step, held_out = stage(called), stage(f"{called}, held out")
-        return train_folder(model, data, Path(out, name), *run, on_step=on_step, on_held_out=held_out, **how)
-
-    return MitigatedLanguage({name: made(name, run) for name, run in runs.items()}, Path(out))
+    records = {}
+    for name, run in runs.items():
+        stage = f"{run.method} {name}".strip()
+        how |= {"on_step": partial(tell, stage), "on_held_out": partial(tell, f"{stage}, held out")}
+        records[name] = train_folder(model, data, Path(out, name), *run, **how)
+    return MitigatedLanguage(records, Path(out))
 
 
 def train_folder(

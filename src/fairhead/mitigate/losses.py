@@ -34,18 +34,15 @@ class GroupLoss:
         `step_size` is how fast q follows the losses (η); `adjustment` is C of the generalisation adjustment C / √n_g,
         added to a group's loss when q is updated.
         """
-        self.groups = groups
         sizes = torch.bincount(groups)
-        self.adjustment = adjustment / sizes.clamp(min=1).sqrt()
-        self.step_size = step_size
+        self.groups, self.step_size, self.adjustment = groups, step_size, adjustment / sizes.clamp(min=1).sqrt()
         self.q = (sizes > 0).float() / (sizes > 0).sum()
 
     def __call__(self, output: Any, labels: Tensor, rows: Tensor) -> Tensor:
         """The loss of a batch; q moves with it."""
         if self.q.device != rows.device:
-            self.groups, self.adjustment, self.q = (
-                tensor.to(rows.device) for tensor in (self.groups, self.adjustment, self.q)
-            )
+            moved = (tensor.to(rows.device) for tensor in (self.groups, self.adjustment, self.q))
+            self.groups, self.adjustment, self.q = moved
         losses, group = gathered(row_losses(output.logits, labels)), gathered(self.groups[rows])
         counts = torch.zeros_like(self.q).index_add(0, group, torch.ones_like(losses))
         means = torch.zeros_like(self.q).index_add(0, group, losses) / counts.clamp(min=1)

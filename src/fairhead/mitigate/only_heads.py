@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,15 +50,10 @@ def only_heads(model: nn.Module, plan: LanguagePlan) -> Iterator[Heads]:
         raise InputError(f"{plan.only_heads} names no head, so there is nothing to train")
     if plan.random_heads:
         heads = random_heads(heads, [site.n_heads for site in sites], plan.seed)
-    masks = [
-        mask for site in sites for mask in _masks(site, sorted(head for layer, head in heads if layer == site.layer))
-    ]
     asked = {name: weight.requires_grad for name, weight in model.named_parameters()}
+    masks = [found for site in sites for found in _masks(site, [head for layer, head in heads if layer == site.layer])]
     model.requires_grad_(False)
-    hooks = []
-    for weight, mask in masks:
-        weight.requires_grad_()
-        hooks.append(weight.register_hook(lambda gradient, mask=mask: gradient * mask))
+    hooks = [weight.requires_grad_().register_hook(partial(torch.mul, mask)) for weight, mask in masks]
     try:
         yield heads
     finally:
@@ -67,20 +63,12 @@ def only_heads(model: nn.Module, plan: LanguagePlan) -> Iterator[Heads]:
             weight.requires_grad_(asked[name])
 
 
-class _Mask(NamedTuple):
-    """1 where a parameter is trained."""
-
-    weight: nn.Parameter
-    mask: Tensor
-
-
-def _masks(site: Site, heads: Sequence[int]) -> list[_Mask]:
-    """The parameters of a layer that its heads are made of."""
+def _masks(site: Site, heads: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
+    """The parameters of a layer that its heads are made of, each with a mask that is 1 where it is trained."""
     if not heads:
         return []
     size, module = site.head_dim, site.module
-    output: Any = site.projection
-    found = [_mask(output, "weight", _places(heads, size), inputs=True)]
+    found = [_mask(site.projection, "weight", _places(heads, size), inputs=True)]
     fused = getattr(module, "c_attn", None)
     if isinstance(fused, Conv1D):  # GPT-2: q, k and v side by side
         width = site.n_heads * size
@@ -94,9 +82,8 @@ def _masks(site: Site, heads: Sequence[int]) -> list[_Mask]:
             )
         there = projection.out_features // size
         own = sorted({head * there // site.n_heads for head in heads})
-        found.append(_mask(projection, "weight", _places(own, size)))
-        if projection.bias is not None:
-            found.append(_mask(projection, "bias", _places(own, size)))
+        kinds = ("weight",) if projection.bias is None else ("weight", "bias")
+        found += [_mask(projection, kind, _places(own, size)) for kind in kinds]
     return found
 
 
@@ -104,10 +91,10 @@ def _places(heads: Sequence[int], size: int) -> list[int]:
     return [head * size + i for head in heads for i in range(size)]
 
 
-def _mask(projection: Any, name: str, places: Sequence[int], inputs: bool = False) -> _Mask:
+def _mask(projection: Any, name: str, places: Sequence[int], inputs: bool = False) -> tuple[Tensor, Tensor]:
     """Of a projection's outputs, or of its inputs; a `Conv1D` keeps [in, out], a linear layer [out, in]."""
     weight = getattr(projection, name)
     mask = torch.zeros_like(weight)
     of_columns = weight.dim() == 2 and inputs != isinstance(projection, Conv1D)
     mask[(slice(None), places) if of_columns else places] = 1
-    return _Mask(weight, mask)
+    return weight, mask

@@ -61,121 +61,98 @@ class MethodEntry:
     def configure(self, **options: Any) -> Any:
         """Its settings, with `options` changed."""
         kind = self.load()
-        known = [setting.name for setting in fields(kind)]
         for option in options:
+            known = [setting.name for setting in fields(kind)]
             check_known(option, known, f"method {self.name!r} has no option {option!r}; it takes:")
         check_settings(kind, options, f"method {self.name!r}")
         # Lists come from YAML and JSON; settings are hashable.
-        values = {option: tuple(value) if isinstance(value, list) else value for option, value in options.items()}
+        given = {option: tuple(value) if isinstance(value, list) else value for option, value in options.items()}
+        values = {**self.options, **given}
         for setting in fields(kind):
-            needed = setting.default is MISSING and setting.default_factory is MISSING
-            if needed and setting.name not in {**self.options, **values}:
+            if setting.default is MISSING and setting.default_factory is MISSING and setting.name not in values:
                 raise InputError(f"method {self.name!r} needs the option {setting.name!r}")
-        return kind(**{**self.options, **values})
+        return kind(**values)
 
 
-def _here(name: str, place: str, about: str, **more: Any) -> MethodEntry:
-    return MethodEntry(name, f"fairhead.mitigate.{place}", about, **more)
+def _here(name: str, place: str, about: str, told: int = 0, **options: Any) -> MethodEntry:
+    return MethodEntry(name, f"fairhead.mitigate.{place}", about, told=told, options=options)
 
 
 def _language(name: str, place: str, about: str) -> MethodEntry:
-    return _here(name, place, about, kind="language")
+    return MethodEntry(name, f"fairhead.mitigate.{place}", about, kind="language")
 
 
 def _reference(name: str, place: str, about: str) -> MethodEntry:
-    return MethodEntry(name, f"fairhead.mitigate.references.{place}", about, told=5)
+    return MethodEntry(name, f"fairhead.mitigate.references{place}", about, told=5)
 
+
+_RELEASED: dict[str, Any] = {"append": True, "first_token": "in"}
+_RELEASED_FROZEN: dict[str, Any] = {"freeze": True, "divide": False, "detach_stats": True, "values": 5, "hidden": 256}
+_RELEASED_TEXT: dict[str, Any] = {"norm": "after", "pick": "per_head", "first_token": "shifted", "temperature": 0.07}
+_RELEASED_TEXT |= {"eps": 0.0, "mask_padding": False, "alignment_weight": 0.8}
+_DRO = "hard_rows:DRO"
+_REDUCE = "auto_balance_match:Reduce"
 
 METHODS: Mapping[str, MethodEntry] = {
     entry.name: entry
     for entry in (
         _here("erm", "training_job:ERM", "plain training, which all others are compared with"),
         _here("dam", "dam:DAM", "attention on normalised, absolute q and k; attended values aligned (Lu et al., 2024)"),
-        _here("dam_norm", "dam:DAM", "DAM without absolute values", options={"absolute": False}),
-        _here("dam_no_alignment", "dam:DAM", "DAM without the alignment loss", options={"alignment_weight": 0}),
-        _here(
-            "dam_no_attention", "dam:DAM", "DAM's alignment loss alone", options={"normalise": False, "absolute": False}
-        ),
-        _here(
-            "dam_release",
-            "dam:DAM",
-            "DAM as its released code has it",
-            options={"append": True, "first_token": "in", "eps": 0.0, "mask_padding": False},
-        ),
+        _here("dam_norm", "dam:DAM", "DAM without absolute values", absolute=False),
+        _here("dam_no_alignment", "dam:DAM", "DAM without the alignment loss", alignment_weight=0),
+        _here("dam_no_attention", "dam:DAM", "DAM's alignment loss alone", normalise=False, absolute=False),
+        _here("dam_release", "dam:DAM", "DAM as its released code has it", **_RELEASED, eps=0.0, mask_padding=False),
         _here(
             "dam_release_frozen",
             "dam:DAM",
             "DAM as its released code has it for frozen models",
-            options={
-                "append": True,
-                "freeze": True,
-                "first_token": "in",
-                "divide": False,
-                "detach_stats": True,
-                "values": 5,
-                "hidden": 256,
-            },
+            **_RELEASED,
+            **_RELEASED_FROZEN,
         ),
         _here(
-            "dam_release_text",
-            "dam:DAM",
-            "DAM as its released code has it for texts",
-            options={
-                "append": True,
-                "norm": "after",
-                "pick": "per_head",
-                "first_token": "shifted",
-                "eps": 0.0,
-                "temperature": 0.07,
-                "mask_padding": False,
-                "alignment_weight": 0.8,
-            },
+            "dam_release_text", "dam:DAM", "DAM as its released code has it for texts", append=True, **_RELEASED_TEXT
         ),
         _here("encoder_layer", "encoder_layer:EncoderLayer", "an appended encoder layer, without DAM"),
-        _here("dro", "dro:DRO", "distributionally robust training with a fixed threshold (Hashimoto et al., 2018)"),
-        _here("dro_chi2", "dro:DRO", "the same, exact worst case over a χ² ball", options={"form": "chi2"}),
-        _here("dro_cvar", "dro:DRO", "the same, exact mean over the worst rows", options={"form": "cvar"}),
-        _here("arl", "two_networks:ARL", "rows reweighted by an adversary (Lahoti et al., 2020)"),
-        _here("kd", "first_model:KD", "distillation from a teacher (Chai et al., 2022)"),
-        _here("jtt", "first_model:JTT", "trained twice, the first model's errors up-weighted (Liu et al., 2021)"),
-        _here("lff", "two_networks:LfF", "learning from failure, beside a biased network (Nam et al., 2020)"),
+        _here("dro", _DRO, "distributionally robust training with a fixed threshold (Hashimoto et al., 2018)"),
+        _here("dro_chi2", _DRO, "the same, exact worst case over a χ² ball", form="chi2"),
+        _here("dro_cvar", _DRO, "the same, exact mean over the worst rows", form="cvar"),
+        _here("arl", "hard_rows:ARL", "rows reweighted by an adversary (Lahoti et al., 2020)"),
+        _here("kd", "two_stages:KD", "distillation from a teacher (Chai et al., 2022)"),
+        _here("jtt", "two_stages:JTT", "trained twice, the first model's errors up-weighted (Liu et al., 2021)"),
+        _here("lff", "hard_rows:LfF", "learning from failure, beside a biased network (Nam et al., 2020)"),
         _here(
             "lff_release",
-            "two_networks:LfF",
+            "hard_rows:LfF",
             "LfF as DAM's authors ran it, with one encoder for both networks",
-            options={"shared": True, "q": 0.3},
+            shared=True,
+            q=0.3,
         ),
-        _here("eiil", "first_model:EIIL", "GroupDRO over two inferred environments (Creager et al., 2021)"),
-        _here("scaling", "last_layer:ClassScaling", "class probabilities scaled for the worst class"),
-        _here("afr", "last_layer:AFR", "last layer retrained with reweighted rows (Qiu et al., 2023)"),
-        _here("xrm", "two_networks:XRM", "environments from twin networks (Pezeshki et al., 2024)"),
-        _here("spare", "first_model:SPARE", "clusters of early outputs shown evenly (Yang et al., 2024)"),
-        _here(
-            "auto",
-            "auto_balance_match:Reduce",
-            "of four candidates, the one that differs least between clusters",
-            told=2,
-        ),
+        _here("eiil", "two_stages:EIIL", "GroupDRO over two inferred environments (Creager et al., 2021)"),
+        _here("scaling", "two_stages:ClassScaling", "class probabilities scaled for the worst class"),
+        _here("afr", "two_stages:AFR", "last layer retrained with reweighted rows (Qiu et al., 2023)"),
+        _here("xrm", "hard_rows:XRM", "environments from twin networks (Pezeshki et al., 2024)"),
+        _here("spare", "two_stages:SPARE", "clusters of early outputs shown evenly (Yang et al., 2024)"),
+        _here("auto", _REDUCE, "of four candidates, the one that differs least between clusters", told=2),
         _here(
             "balance",
-            "auto_balance_match:Reduce",
+            _REDUCE,
             "label made independent of clusters in frozen features, where that pays",
-            options={"candidates": ("plain", "balance", "logits")},
+            candidates=("plain", "balance", "logits"),
         ),
         _here(
             "match",
-            "auto_balance_match:Reduce",
+            _REDUCE,
             "rows weighted towards a deployment sample, within each class",
-            options={"candidates": ("match",)},
             told=2,
+            candidates=("match",),
         ),
-        _reference("group_balanced", "with_groups:GroupBalanced", "rows weighted: label and group independent"),
-        _reference("bias_balance", "with_groups:BiasBalance", "logits adjusted by group (Hong & Yang, 2021)"),
-        _reference("group_dro", "with_groups:GroupDRO", "GroupDRO with the true groups (Sagawa et al., 2020)"),
-        _reference("dfr", "with_groups:DFR", "last layer fitted on even groups (Kirichenko et al., 2023)"),
-        _reference("fscl", "with_groups:FSCL", "fair supervised contrastive loss (Park et al., 2022)"),
-        _reference("tadet", "with_groups:TADeT", "first token's queries aligned (Sudhakar et al., 2023)"),
-        _reference("dsa", "dsa:DSA", "image patches that reveal the group are perturbed (Qiang et al., 2024)"),
+        _reference("group_balanced", ":GroupBalanced", "rows weighted: label and group independent"),
+        _reference("bias_balance", ":BiasBalance", "logits adjusted by group (Hong & Yang, 2021)"),
+        _reference("group_dro", ":GroupDRO", "GroupDRO with the true groups (Sagawa et al., 2020)"),
+        _reference("dfr", ":DFR", "last layer fitted on even groups (Kirichenko et al., 2023)"),
+        _reference("fscl", ":FSCL", "fair supervised contrastive loss (Park et al., 2022)"),
+        _reference("tadet", ":TADeT", "first token's queries aligned (Sudhakar et al., 2023)"),
+        _reference("dsa", ".dsa:DSA", "image patches that reveal the group are perturbed (Qiang et al., 2024)"),
         _language("klaad", "klaad:KLAAD", "attention alike on a stereotype and its opposite (Kim et al., 2025)"),
         _language(
             "balance_pairs",
@@ -187,8 +164,8 @@ METHODS: Mapping[str, MethodEntry] = {
             "balance_pairs:BalanceControl",
             "cross-entropy alone on the sentences of balance_pairs, to compare it with",
         ),
-        _language("cda", "cda:CDA", "sentences and their counterfactuals (Zhao et al., 2018)"),
-        _language("bias_unlearn", "bias_unlearn:BiasUnlearn", "stereotypes forgotten, the rest kept"),
+        _language("cda", "sentence_losses:CDA", "sentences and their counterfactuals (Zhao et al., 2018)"),
+        _language("bias_unlearn", "sentence_losses:BiasUnlearn", "stereotypes forgotten, the rest kept"),
         _language(
             "sentence_debias",
             "without_training:SentenceDebias",

@@ -60,9 +60,6 @@ def draw_by_weight(trainer: Any, weights: Tensor) -> None:
         trainer: before its training begins.
         weights: of the rows of `trainer.train_dataset`, [n].
 
-    Raises:
-        InputError: there are not as many weights as training rows.
-
     Example:
         >>> draw_by_weight(trainer, balance_weights(features, labels))  # doctest: +SKIP
     """
@@ -156,7 +153,7 @@ def match_weights(
     """
     generator = torch.Generator().manual_seed(seed)
     weights = torch.ones(len(labels), dtype=torch.float64)
-    areas, scores = [], []
+    areas, scores = list[float](), list[float]()
     for label in labels.unique().tolist():
         rows, others = (labels == label).nonzero()[:, 0], (use_labels == label).nonzero()[:, 0]
         if not len(others):
@@ -164,7 +161,7 @@ def match_weights(
             raise InputError(f"the deployment sample has 0 rows of class {named}: give one with all classes")
         if min(len(rows), len(others)) < _LEAST:
             continue  # too few to say anything: their weights stay 1
-        own, theirs = _codes(units, rows), _codes(use_units, others)
+        own, theirs = (i if unit is None else unit[i] for unit, i in ((units, rows), (use_units, others)))
         unit = torch.cat([own, theirs + own.max() + 1]).unique(return_inverse=True)[1]
         side = _Side(
             torch.cat([train[rows], use[others]]).float(),
@@ -176,10 +173,9 @@ def match_weights(
         odds = log_odds[: len(rows)].clamp(-10, 10).exp()
         odds = (odds / odds.mean()).clamp(max=cap)
         weights[rows] = odds / odds.mean()
-        for held in range(_FOLDS):
-            area, z = side.test(log_odds, held)
-            areas.append(area)
-            scores.append(z)
+        tests = [side.test(log_odds, held) for held in range(_FOLDS)]
+        areas += [area for area, _ in tests]
+        scores += [z for _, z in tests]
     if not scores:
         raise InputError(f"the deployment sample has fewer than {_LEAST} rows of every class: give more")
     # Each two folds enter twice, one held out and then the other: their scores agree, and the variance is up to double.
@@ -220,7 +216,3 @@ class _Side(NamedTuple):
         found = mannwhitneyu(use.numpy(), train.numpy(), alternative="greater")
         area = float(found.statistic) / (len(train) * len(use))
         return area, float(norm.isf(min(max(float(found.pvalue), 1e-300), 1 - 1e-12)))
-
-
-def _codes(units: Tensor | None, rows: Tensor) -> Tensor:
-    return rows if units is None else units[rows]

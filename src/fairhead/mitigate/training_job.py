@@ -82,9 +82,7 @@ class Job:
     stages: list[Stage] = field(default_factory=list)  # what has run so far
     last_fit: Fit | None = None  # the latest training
     auxiliary: Callable[[str], AuxiliaryModel] | None = None  # gives another model by name, such as a larger teacher
-    pretrained: str | None = (
-        None  # the model that `build_model` begins with, by its name in `auxiliary`; None: no weights
-    )
+    pretrained: str | None = None  # what `build_model` begins with, by its name in `auxiliary`; None: fresh weights
     checkpoints: Path | None = None  # of each stage; a job that was killed goes on from what it finds there
     identity: Mapping[str, Any] = field(default_factory=dict)  # what checkpoints must agree with, beside plan and data
     like: Examples | None = None  # the deployment sample; None where the validation rows are all there is
@@ -122,20 +120,19 @@ class Job:
 
         A linear head is solved for exactly, unless a loss or a sampler asks for the loop.
         """
-        stage = self.stage_name or stage
-        whole = train is None
-        rows, plan = self.validation if validation is None else validation, plan or self.plan
-        if isinstance(model, LinearHead) and loss is None and sampler is None and whole:
-            done = fit_linear(model, self.train, rows, plan, self.weights, self.offsets)
+        stage, plan = self.stage_name or stage, plan or self.plan
+        validation = self.validation if validation is None else validation
+        if isinstance(model, LinearHead) and loss is None and sampler is None and train is None:
+            done = fit_linear(model, self.train, validation, plan, self.weights, self.offsets)
         else:
-            if self.weights is not None and sampler is None and whole:
+            if self.weights is not None and sampler is None and train is None:
                 sampler = WeightedRandomSampler(self.weights.tolist(), len(self.weights), generator=self.generator())
-            if self.offsets is not None and whole:
+            if self.offsets is not None and train is None:
                 loss = Adjusted(self.offsets, loss)
             done = fit(
                 model,
                 self.train if train is None else train,
-                rows,
+                validation,
                 plan,
                 self.on_epoch,
                 selection=self.selection if selection is None else selection,
@@ -164,10 +161,8 @@ class Job:
         selection: Selection | None = None,
     ) -> nn.Module:
         """A fresh model, trained by GroupDRO over cells that a method has found, or (in `references`) was given."""
-        sampler = balanced(cells, self.generator()) if balance else None
-        return self.train_fresh(
-            stage, loss=GroupLoss(cells, step_size, adjustment), sampler=sampler, selection=selection
-        )
+        sampler, loss = balanced(cells, self.generator()) if balance else None, GroupLoss(cells, step_size, adjustment)
+        return self.train_fresh(stage, loss=loss, sampler=sampler, selection=selection)
 
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:
@@ -215,12 +210,6 @@ def run(
         selection: "accuracy" or "worst_class"; the first best epoch is kept.
         on_epoch: called after each epoch of each stage.
         more: attributes of `Job`: `checkpoints` to go on after a kill, `auxiliary` models by name, ...
-
-    Returns:
-        The model, the history, and everything that ran to get there.
-
-    Raises:
-        InputError: the method needs attributes, or the data cannot be trained on.
 
     Example:
         >>> import torch

@@ -1,12 +1,12 @@
 """Sentences in threes (stereotype, anti-stereotype, unrelated), from StereoSet to the batches a model is trained on.
 
-For KLAAD's loss a triplet's three sentences are laid into one tree, as in the scoring engine, so that what they begin
-with is computed once: about two thirds of the tokens are left. Models that cannot read trees get a row per sentence.
+For KLAAD's loss the three sentences are laid into one tree, so that what they begin with is computed once: about two
+thirds of the tokens are left. Models that cannot read trees get a row per sentence.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -48,6 +48,19 @@ NOT_TO_TRAIN_ON = (
     "CrowS-Pairs was made to score models with, and its authors ask that none be trained on it: say so wherever scores "
     "of this model are shown, and score it on the pairs that are held out"
 )
+
+
+E = TypeVar("E")
+SHARE = " share"  # after the name of a part of a loss: of how many of the examples it is
+
+
+class Prepared(NamedTuple, Generic[E]):
+    """Items as a method trains on them."""
+
+    examples: Sequence[E]  # one or more an item
+    lengths: Sequence[int]  # the tokens of each example
+    left_out: Mapping[str, tuple[str, ...]]  # ids of items that cannot be trained on, by reason
+    noted: Mapping[str, tuple[str, ...]] = {}  # of items that are trained on, but not by every part of the loss
 
 
 class TokenTriplet(NamedTuple):
@@ -131,9 +144,8 @@ needed here: crows_pairs, stereoset, pairs, triplets
         parts = [self._read(source, share) for source, share in zip(self.sources, self.shares, strict=True)]
         held_out = tuple(item for part in parts for item in part.held_out)
         terms = {*targets(held_out)}
-        return TripletSplit(
-            tuple(i for part in parts for i in part.train if i.target.casefold() not in terms), held_out
-        )
+        train = tuple(i for part in parts for i in part.train if i.target.casefold() not in terms)
+        return TripletSplit(train, held_out)
 
     def _read(self, source: str, held_out: float) -> TripletSplit:
         """One of the sources."""
@@ -153,18 +165,16 @@ needed here: crows_pairs, stereoset, pairs, triplets
         if reader.kind == "pairs":  # no sentence that is held out is to be the third one of a training triplet
             kept = {item.id for item in split.train}
             split = split._replace(train=tuple(triplets_of([pair for pair in found if pair.id in kept])))
-        parts = (self._drawn(part) for part in split)
-        if len(self.sources) > 1:  # ids that are the same in two of them are told apart
-            parts = (tuple(replace(i, id=f"{source}/{i.id}", source=source) for i in part) for part in parts)
-        return TripletSplit(*parts)
+        return TripletSplit(*(self._drawn(part, source) for part in split))
 
-    def _drawn(self, items: tuple[StereoSetItem, ...]) -> tuple[StereoSetItem, ...]:
-        if self.kind is not None:
-            items = tuple(item for item in items if item.kind == self.kind)
-        if self.limit is None or self.limit >= len(items):
+    def _drawn(self, items: tuple[StereoSetItem, ...], source: str) -> tuple[StereoSetItem, ...]:
+        items = tuple(item for item in items if self.kind in (None, item.kind))
+        if self.limit is not None and self.limit < len(items):
+            chosen = np.random.default_rng(self.seed).permutation(len(items))[: self.limit]
+            items = tuple(items[i] for i in sorted(chosen))
+        if len(self.sources) == 1:
             return items
-        chosen = np.random.default_rng(self.seed).permutation(len(items))[: self.limit]
-        return tuple(items[i] for i in sorted(chosen))
+        return tuple(replace(i, id=f"{source}/{i.id}", source=source) for i in items)  # ids may be the same in two
 
     def described(self) -> dict[str, Any]:
         """What it is, as a record of the training keeps it."""
@@ -174,7 +184,7 @@ needed here: crows_pairs, stereoset, pairs, triplets
         alone = len(sources) == 1
         return found | {
             "source": sources[0] if alone else sources,
-            "held_out": self.shares[0] if alone else self.shares,
+            "held_out": self.shares[0 if alone else slice(None)],
         }
 
 
@@ -191,11 +201,12 @@ def triplets_of(pairs: Sequence[CrowsPair]) -> list[StereoSetItem]:
     if len(order) < 2:
         raise InputError("at least two pairs with different sentences are needed: each is compared with another one")
     after = dict(zip(order, [*order[1:], order[0]], strict=True))
-    threes = [Triplet(pair.more, pair.less, after[pair.less]) for pair in pairs]
-    return [
-        StereoSetItem(pair.id, "intrasentence", pair.target, pair.bias_type, "", three, of_pair=True)
-        for pair, three in zip(pairs, threes, strict=True)
-    ]
+
+    def triplet(pair: CrowsPair) -> StereoSetItem:
+        three = Triplet(pair.more, pair.less, after[pair.less])
+        return StereoSetItem(pair.id, "intrasentence", pair.target, pair.bias_type, "", three, of_pair=True)
+
+    return [triplet(pair) for pair in pairs]
 
 
 def targets(items: Iterable[StereoSetItem]) -> tuple[str, ...]:
@@ -207,23 +218,9 @@ def encode_triplets(items: Iterable[StereoSetItem], tokenizer: Any, context: int
     """Tokens of each item's three full texts, the start token (BOS, or end of text) before each.
 
     Items with a text longer than the context are left out and named, never cut.
-
-    Example:
-        >>> from tokenizers import Tokenizer, models, pre_tokenizers
-        >>> from transformers import PreTrainedTokenizerFast
-        >>> from fairhead.data.sentences import Triplet
-        >>> words = Tokenizer(models.WordLevel({w: i for i, w in enumerate("<s> nurses are kind rude blue".split())}))
-        >>> words.pre_tokenizer = pre_tokenizers.Whitespace()
-        >>> tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>")
-        >>> texts = Triplet("nurses are kind", "nurses are rude", "nurses are blue")
-        >>> item = StereoSetItem("1", "intrasentence", "nurse", "profession", "nurses are BLANK", texts)
-        >>> encode_triplets([item], tokenizer).triplets[0].anti_stereotype
-        (0, 1, 2, 4)
     """
-    listed = list(items)
-    lead = start_token(tokenizer).lead
-    texts = [text for item in listed for text in item.texts]
-    found = token_ids(tokenizer, texts)
+    listed, lead = list(items), start_token(tokenizer).lead
+    found = token_ids(tokenizer, [text for item in listed for text in item.texts])
     kept, too_long = [], []
     for i, item in enumerate(listed):
         three = found[3 * i : 3 * i + 3]
@@ -253,13 +250,7 @@ class Example(NamedTuple):
 
 
 def example_of(triplet: TokenTriplet, length_align: Literal["span", "pad_common"], unrelated: bool) -> Example:
-    """Lay out a triplet, with the unrelated sentence or without.
-
-    Example:
-        >>> example = example_of(TokenTriplet("1", (0, 7, 8), (0, 7, 9), (0, 5)), "span", unrelated=True)
-        >>> example.tree.tokens.tolist(), [places.tolist() for places in example.places]
-        ([0, 5, 7, 8, 9], [[0, 2, 3], [0, 2, 4], [0, 1]])
-    """
+    """Lay out a triplet, with the unrelated sentence or without."""
     sentences = triplet[1:] if unrelated else triplet[1:3]
     tree = tree_of(sentences)
     positions = {path.sequence: path.positions for path in tree.paths}
@@ -271,9 +262,8 @@ def example_of(triplet: TokenTriplet, length_align: Literal["span", "pad_common"
 def can_differ(example: Example) -> Ints:
     """For each compared token, 1 where the attention of the two sentences there can be compared, [M].
 
-    Up to the first difference both sentences are one and the same text, and so is their attention. Where one sentence
-    alone has other tokens before, its share of them has no counterpart, and a divergence from next to nothing would
-    outweigh all the rest.
+    Up to the first difference the attention is the same. Where one sentence alone has other tokens before, its share of
+    them has no counterpart, and a divergence from next to nothing would outweigh all the rest.
 
     Example:
         >>> can_differ(example_of(TokenTriplet("1", (0, 7, 8, 5), (0, 7, 9, 5), (0, 5)), "span", unrelated=False))
@@ -281,19 +271,13 @@ def can_differ(example: Example) -> Ints:
     """
     first, second = (np.asarray(places, dtype=np.int64) for places in example.alignment)
     number = np.arange(len(first))
-    stereotype, anti = example.sentences[:2]
-    both = min(len(stereotype), len(anti))
-    same = next((i for i in range(both) if stereotype[i] != anti[i]), both)  # tokens before the first difference
+    pairs = enumerate(zip(*example.sentences[:2], strict=False))
+    same = next((i for i, (one, other) in pairs if one != other), min(map(len, example.sentences[:2])))
     return ((first >= same) & ((first > number) == (second > number))).astype(np.int64)
 
 
 def tree_of(sentences: Sequence[Sequence[int]]) -> Row:
-    """All of them in one row, what they begin with once.
-
-    Example:
-        >>> tree_of([(0, 7, 8), (0, 7, 9)]).tokens.tolist()
-        [0, 7, 8, 9]
-    """
+    """All of them in one row, what they begin with once."""
     (tree,) = pack([TokenSequence(tokens, 1) for tokens in sentences], sum(map(len, sentences)))
     return tree
 

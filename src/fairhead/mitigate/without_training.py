@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 from transformers import LogitsProcessor
 
 from fairhead.data.sentences import StereoSetItem
@@ -75,18 +76,16 @@ def directions(
     Pairs of a sentence and its counterfactual that are longer than the model's context are passed over.
     """
     refuse_other_than_causal(model)
-    texts = [text for pair in pairs for text in pair]
     if len(pairs) <= components:
         raise InputError(f"{len(pairs)} sentences have a word to swap; more than {components} are needed")
-    encoded = token_ids(tokenizer, texts, start_token(tokenizer).lead)
-    limit = context_length(model)
-    fits = [k for k in range(len(pairs)) if max(len(encoded[2 * k]), len(encoded[2 * k + 1])) <= limit]
-    fits.sort(key=lambda k: len(encoded[2 * k]))
+    encoded = token_ids(tokenizer, [text for pair in pairs for text in pair], start_token(tokenizer).lead)
+    both, limit = zip(encoded[::2], encoded[1::2], strict=True), context_length(model)
+    fits = sorted((pair for pair in both if max(map(len, pair)) <= limit), key=lambda pair: len(pair[0]))
     differences = []
     with quiet(model):
         for begin in range(0, len(fits), batch_size):
-            batch = fits[begin : begin + batch_size]
-            first, second = (_pooled(model, [encoded[2 * k + side] for k in batch]) for side in (0, 1))
+            batch = zip(*fits[begin : begin + batch_size], strict=True)
+            first, second = (_pooled(model, side) for side in batch)
             differences.append((first - second).double().cpu())
             if progress is not None:
                 progress(min(begin + batch_size, len(fits)), len(fits))
@@ -109,15 +108,12 @@ def project_out(model: Any, axes: Tensor) -> None:
     v = axes.to(weight.device, torch.float64)
     projected = weight.double() - (weight.double() @ v.T) @ v
     head.weight = nn.Parameter(projected.to(weight.dtype), requires_grad=head.weight.requires_grad)
-    model.config.tie_word_embeddings = False
-    text = model.config.get_text_config()
-    text.tie_word_embeddings = False
+    model.config.tie_word_embeddings = model.config.get_text_config().tie_word_embeddings = False
 
 
 def _pooled(model: Any, sentences: Sequence[Sequence[int]]) -> Tensor:
     """Mean over tokens of the states that the output layer reads: [N, D]."""
-    device = next(model.parameters()).device
-    batch = stack(sentences, device)
+    batch = stack(sentences, next(model.parameters()).device)
     states = final_states(model, {"input_ids": batch.ids, "attention_mask": batch.mask})
     return (states.float() * batch.mask[..., None]).sum(1) / batch.mask.sum(1, keepdim=True)
 
@@ -152,8 +148,7 @@ class SelfDebias:
     def attach(self, model: Any, tokenizer: Any) -> "SelfDebiased":
         """The model with this at its output; texts are expected to begin with the start token."""
         refuse_other_than_causal(model)
-        texts = [self.sentence.format(name) for name in self.bias_types]
-        prefixes = token_ids(tokenizer, texts)
+        prefixes = token_ids(tokenizer, [self.sentence.format(name) for name in self.bias_types])
         (start,) = start_token(tokenizer, "default").lead
         return SelfDebiased(model, prefixes, start, self.decay, self.floor)
 
@@ -205,8 +200,7 @@ class SelfDebiased(nn.Module):
         first[:, 0] = True
         root = (first if position_ids is None else position_ids == 0) & (input_ids == self._start)
         for prefix in self._prefixes():
-            length = len(prefix) - 1
-            states.append(_states(self.base, self._after(prefix, given, root))[:, length:])
+            states.append(_states(self.base, self._after(prefix, given, root))[:, len(prefix) - 1 :])
         return SimpleNamespace(logits=self.head(torch.cat(states, dim=-1)))
 
     def at_decoding(self, attention_mask: Tensor) -> "LogitsProcessor":
@@ -298,11 +292,8 @@ class _AtDecoding(LogitsProcessor):
         biased = []
         for prefix in model._prefixes():
             whole = [torch.cat([prefix, text[1:] if text[0] == model._start else text]) for text in texts]
-            width = max(map(len, whole))
-            ids = torch.stack(
-                [torch.nn.functional.pad(row, (width - len(row), 0), value=model._start) for row in whole]
-            )
-            shown = torch.stack([torch.arange(width, device=ids.device) >= width - len(row) for row in whole]).long()
+            ids = pad_sequence(whole, batch_first=True, padding_value=model._start, padding_side="left")
+            shown = pad_sequence([torch.ones_like(row) for row in whole], batch_first=True, padding_side="left")
             given: dict[str, Any] = {"input_ids": ids, "attention_mask": shown}
             if self._positions:
                 given["position_ids"] = (shown.cumsum(1) - 1).clamp(min=0)

@@ -25,8 +25,8 @@ from fairhead.bench.runner import check, whole_model
 from fairhead.bench.tasks import auxiliary_models_of, read_task
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.mitigate import load, method, run, save
+from fairhead.mitigate.hard_rows import Pair
 from fairhead.mitigate.training_job import AuxiliaryModel
-from fairhead.mitigate.two_networks import Pair
 from fairhead.models.fresh import Recipe
 from fairhead.train.features import pooled
 from fairhead.train.meters import Meter

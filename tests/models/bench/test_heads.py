@@ -15,7 +15,7 @@ from fairhead.bench.grid import Backbone, Cell, Data, Method
 from fairhead.data import read
 from fairhead.data.ready_features import ReadyFeatures
 from fairhead.errors import InputError
-from fairhead.mitigate.last_layer import features_of, find_head
+from fairhead.mitigate.two_stages import features_of, find_head
 from fairhead.models.fresh import Recipe
 from fairhead.models.linear_head import FEATURES, LinearHead
 from fairhead.train import Examples

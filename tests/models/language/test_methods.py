@@ -22,10 +22,9 @@ from fairhead.language.generation import generate
 from fairhead.language.lexicons import read_swaps
 from fairhead.language.read_attention import read_gaps
 from fairhead.language.scorer import Scorer
-from fairhead.mitigate.bias_unlearn import BiasUnlearn
-from fairhead.mitigate.cda import CDA
 from fairhead.mitigate.language_trainer import LanguageTrainer
 from fairhead.mitigate.registry import names
+from fairhead.mitigate.sentence_losses import CDA, BiasUnlearn
 from fairhead.mitigate.triplets import TokenTriplet, stack_triplets
 from fairhead.mitigate.without_training import SelfDebias, directions, project_out
 from fairhead.models import attach, load, method_of, open_model, save

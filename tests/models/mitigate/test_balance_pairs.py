@@ -15,12 +15,11 @@ from fairhead.cli import main
 from fairhead.data.sentences import StereoSetItem, Triplet, TripletSplit
 from fairhead.errors import InputError
 from fairhead.language.row_layout import final_states, training_memory
-from fairhead.mitigate.balance_pairs import BalanceControl, BalancePairs
-from fairhead.mitigate.bias_unlearn import BiasUnlearn
+from fairhead.mitigate.balance_pairs import BalanceControl, BalancePairs, read_neutral
 from fairhead.mitigate.klaad import KLAAD
 from fairhead.mitigate.language_trainer import LanguageTrainer, train_folder
+from fairhead.mitigate.sentence_losses import BiasUnlearn
 from fairhead.mitigate.triplets import TripletData
-from fairhead.mitigate.watching import read_neutral
 from fairhead.train.plan import LanguagePlan
 from fairhead.train.tuning import Look, checkpointed, tune
 

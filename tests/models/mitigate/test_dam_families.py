@@ -14,8 +14,7 @@ from torch import nn
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.heads import Tap
 from fairhead.mitigate import DAM, EncoderLayer, attach, load, method, save
-from fairhead.mitigate.dam import most_attended
-from fairhead.mitigate.dam_parts import RunningStandardise
+from fairhead.mitigate.dam import RunningStandardise, most_attended
 from fairhead.mitigate.registry import names
 
 EVERY = pytest.mark.parametrize("family", FAMILIES)
@@ -83,7 +82,7 @@ def test_masked_statistics_are_those_of_the_rows_without_padding():
     x = torch.randn(6, 2, 4, 3)
     mask = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 0], [1, 1, 1, 1], [1, 0, 0, 0]])
     for axes in ("batch", "batch_token"):
-        layer = RunningStandardise(2, 3, axes, eps=0.0)
+        layer = RunningStandardise(2, 3, DAM(stats_axes=axes, eps=0.0))
         out = layer(x, mask)
         if axes == "batch_token":
             tokens = x.transpose(1, 2)[mask == 1]  # [tokens, H, d]
@@ -101,14 +100,15 @@ def test_masked_statistics_are_those_of_the_rows_without_padding():
 
 def test_a_full_mask_is_no_mask():
     x = torch.randn(5, 2, 4, 3)
-    plain, masked = RunningStandardise(2, 3), RunningStandardise(2, 3)
+    plain, masked = RunningStandardise(2, 3, DAM()), RunningStandardise(2, 3, DAM())
     torch.testing.assert_close(plain(x), masked(x, torch.ones(5, 4)))
     torch.testing.assert_close(plain.deviation, masked.deviation)
 
 
 def test_running_variance_is_batch_normalisation():
     x = torch.randn(50, 1, 1, 3) * 2 + 1
-    layer, batch_norm = RunningStandardise(1, 3, running="var", eps=0.0), nn.BatchNorm1d(3, affine=False, eps=1e-12)
+    layer = RunningStandardise(1, 3, DAM(running="var", eps=0.0))
+    batch_norm = nn.BatchNorm1d(3, affine=False, eps=1e-12)
     for part in x.split(10):
         torch.testing.assert_close(layer(part)[:, 0, 0] * math.sqrt(10 / 9), batch_norm(part[:, 0, 0]))
     torch.testing.assert_close(layer.mean[0, 0], batch_norm.running_mean)
@@ -118,7 +118,7 @@ def test_running_variance_is_batch_normalisation():
 
 def test_running_statistics_go_to_the_population():
     torch.manual_seed(0)
-    layer = RunningStandardise(1, 2, momentum=0.02)
+    layer = RunningStandardise(1, 2, DAM(momentum=0.02))
     for _ in range(500):
         layer(torch.randn(256, 1, 1, 2) * torch.tensor([0.5, 3.0]) + torch.tensor([1.0, -2.0]))
     torch.testing.assert_close(layer.mean[0, 0], torch.tensor([1.0, -2.0]), rtol=0, atol=0.05)
@@ -127,12 +127,12 @@ def test_running_statistics_go_to_the_population():
 
 def test_centring_only_and_detached_statistics():
     x = torch.randn(6, 2, 4, 3, requires_grad=True)
-    out = RunningStandardise(2, 3, divide=False, detach=True)(x)
+    out = RunningStandardise(2, 3, DAM(divide=False, detach_stats=True))(x)
     torch.testing.assert_close(out, x - x.mean(0))
     out.sum().backward()
     torch.testing.assert_close(x.grad, torch.ones_like(x))  # through the mean it would be zero
     x.grad = None
-    RunningStandardise(2, 3, divide=False)(x).sum().backward()
+    RunningStandardise(2, 3, DAM(divide=False))(x).sum().backward()
     torch.testing.assert_close(x.grad, torch.zeros_like(x), rtol=0, atol=1e-6)
 
 

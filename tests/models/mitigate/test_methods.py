@@ -13,9 +13,9 @@ from transformers import ViTConfig, ViTForImageClassification
 from fairhead.errors import InputError
 from fairhead.mitigate import DAM, METHODS, Trained, attach, method, run
 from fairhead.mitigate.auto_balance_match import Reduce
-from fairhead.mitigate.first_model import JTT
 from fairhead.mitigate.references import run_with_attributes
 from fairhead.mitigate.registry import names
+from fairhead.mitigate.two_stages import JTT
 from fairhead.train import Examples, TrainingPlan, predict
 
 QUICK = TrainingPlan(epochs=2, batch_size=16, learning_rate=1e-3)

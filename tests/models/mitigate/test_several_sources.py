@@ -14,9 +14,8 @@ from fairhead.errors import InputError
 from fairhead.language.running import TrainingRecord
 from fairhead.language.scorer import Scorer
 from fairhead.mitigate.balance_pairs import BalancePairs
-from fairhead.mitigate.language_trainer import LanguageTrainer
+from fairhead.mitigate.language_trainer import LanguageTrainer, scores_of, set_aside
 from fairhead.mitigate.triplets import TripletData
-from fairhead.mitigate.watching import scores_of, set_aside
 from fairhead.train.plan import LanguagePlan
 from fairhead.train.step import say_once
 

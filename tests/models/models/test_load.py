@@ -22,8 +22,8 @@ from fairhead.locate.decompose import Decomposer
 from fairhead.locate.directions import classifier_task, text_classifier_task
 from fairhead.locate.token_pools import reads_of
 from fairhead.mitigate import DAM, EncoderLayer
-from fairhead.mitigate.first_model import JTT
 from fairhead.mitigate.language_trainer import train_folder
+from fairhead.mitigate.two_stages import JTT
 from fairhead.mitigate.without_training import SelfDebias
 from fairhead.models import attach, load, method_of, open_model, save
 from fairhead.models.attached import positions_of

@@ -9,7 +9,7 @@ from torch import nn
 from transformers import BertConfig, BertForSequenceClassification, ViTConfig, ViTForImageClassification
 
 from fairhead.mitigate import DAM, attach
-from fairhead.mitigate.two_networks import Pair
+from fairhead.mitigate.hard_rows import Pair
 from fairhead.train import Epoch, Examples, TrainingPlan, compiled, fit
 from fairhead.train.compiled import CompiledLayers, patch_embeddings, patches, repeated_layers
 from fairhead.train.examples import Batch

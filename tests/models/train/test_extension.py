@@ -17,8 +17,8 @@ from transformers import ViTConfig, ViTForImageClassification
 
 from fairhead.errors import InputError
 from fairhead.mitigate import DAM, attach, method, run
+from fairhead.mitigate.hard_rows import PairOutput, TwinLoss
 from fairhead.mitigate.references import run_with_attributes
-from fairhead.mitigate.two_networks import PairOutput, TwinLoss
 from fairhead.train import Examples, TrainingPlan, fit, predict
 from fairhead.train.fitting import LAST_EPOCH, worst_accuracy
 from fairhead.train.launched import gathered

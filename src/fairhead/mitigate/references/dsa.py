@@ -3,7 +3,8 @@
 It uses the attribute.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
@@ -13,10 +14,10 @@ from torch.nn.functional import cross_entropy
 
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.heads import Tap
-from fairhead.mitigate.last_layer import find_head
 from fairhead.mitigate.losses import row_losses
 from fairhead.mitigate.priors import LogUniform, Prior
 from fairhead.mitigate.references import JobWithAttributes, Reference
+from fairhead.mitigate.two_stages import find_head
 from fairhead.settings import Count, NotNegative, WholeNumber
 from fairhead.train import Examples
 
@@ -55,19 +56,26 @@ class DSA(Reference):
 
     def train_with(self, job: JobWithAttributes) -> nn.Module:
         """Two models, and the attack on the first."""
-        _check_pictures(job.train)
+        pixels = job.train.inputs.get("pixel_values")
+        if pixels is None or pixels.dim() != 4:
+            raise UnsupportedModel(
+                "DSA replaces patches of pictures: it needs pictures, and a model that is trained as a whole"
+            )
         group_model = self._model_of_groups(job)
         with job.timed("attack"):
-            doubles = self._attacked(group_model, job)
+            noise, places = self._attacked(group_model, job)
         del group_model
+
+        def loss(output: _Output, labels: Tensor, rows: Tensor) -> Tensor:
+            assert output.double is not None
+            apart = torch.stack([attention_divergence(one, other) for one, other in output.attention])
+            both = row_losses(output.logits, labels).mean() + row_losses(output.double, labels).mean()
+            return both + self.weight * apart.sum()
+
         model = job.build_model()
-        train = Examples({**job.train.inputs, "noise": doubles.noise, "places": doubles.places}, job.train.labels)
-        with Tap(model) as tap:
-            pair = _WithDouble(model, tap)
-            try:
-                job.fit("training with doubles", pair, train=train, loss=_Loss(self.weight))
-            finally:
-                pair.eyes.close()
+        train = Examples({**job.train.inputs, "noise": noise, "places": places}, job.train.labels)
+        with _watched(model) as both:
+            job.fit("training with doubles", both, train=train, loss=loss)
         return model
 
     def _model_of_groups(self, job: JobWithAttributes) -> nn.Module:
@@ -75,43 +83,35 @@ class DSA(Reference):
         head = find_head(model, job.train)
         (name,) = (name for name, module in model.named_modules() if module is head)
         model.set_submodule(name, nn.Linear(head.in_features, int(job.groups_train.max()) + 1))
-        plan = replace(job.plan, epochs=self.group_epochs or job.plan.epochs)
-        train, validation = (
-            Examples(part.inputs, groups)
-            for part, groups in ((job.train, job.groups_train), (job.validation, job.groups_validation))
-        )
         job.fit(
             "model of the group",
             model,
-            train=train,
-            validation=validation,
-            plan=plan,
+            train=Examples(job.train.inputs, job.groups_train),
+            validation=Examples(job.validation.inputs, job.groups_validation),
+            plan=replace(job.plan, epochs=self.group_epochs or job.plan.epochs),
             selection="accuracy",
             loss=lambda output, groups, rows: row_losses(output.logits, groups).mean(),
         )
         return model
 
-    def _attacked(self, model: nn.Module, job: JobWithAttributes) -> "Doubles":
-        device = next(model.parameters()).device
-        chance = job.generator()
-        found = []
+    def _attacked(self, model: nn.Module, job: JobWithAttributes) -> tuple[Tensor, Tensor]:
+        """What each double differs by: noise [n, k, channels, P, P] and the numbers of its patches [n, k]."""
+        device, chance, found = next(model.parameters()).device, job.generator(), []
         model.requires_grad_(False)
-        with Tap(model) as tap:
-            eyes = _Eyes(model, tap)
+        with _watched(model) as watched:
             for rows in torch.arange(len(job.train)).split(_ATTACK_BATCH):
                 pixels = job.train.take(rows).to(device).inputs["pixel_values"]
-                found.append(self._attack(model, eyes, pixels, job.groups_train[rows].to(device), chance))
-            eyes.close()
-        return Doubles(*(torch.cat(parts) for parts in zip(*found, strict=True)))
+                found.append(self._attack(watched, pixels, job.groups_train[rows].to(device), chance))
+        noise, places = (torch.cat(parts) for parts in zip(*found, strict=True))
+        return noise, places
 
     def _attack(
-        self, model: nn.Module, eyes: "_Eyes", pixels: Tensor, groups: Tensor, chance: torch.Generator
-    ) -> "Doubles":
+        self, watched: "_Watched", pixels: Tensor, groups: Tensor, chance: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
-            model(pixel_values=pixels)
-        x, seen = eyes.pixels, eyes.weights()
+            watched.model(pixel_values=pixels)
+        x, seen, size = watched.pixels[0], watched.weights(), watched.patch_size
         places = telling_patches(seen[min(self.layer, len(seen) - 1)], self.patches)
-        size = eyes.patch_size
         # Noise stays among the values that pictures have.
         low, high = (bound.view(1, 1, -1, 1, 1) for bound in (x.amin((0, 2, 3)), x.amax((0, 2, 3))))
         start = torch.rand(len(x), self.patches, x.shape[1], size, size, generator=chance).to(x.device)
@@ -120,9 +120,9 @@ class DSA(Reference):
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, _DECAY_EVERY, _ATTACK_DECAY)
         index = places[:, None, None, :] + 1  # after the first token
         for _ in range(self.attack_steps):
-            output: Any = model(pixel_values=pasted(x, noise, places))
+            output = watched.model(pixel_values=pasted(x, noise, places))
             loss = cross_entropy(output.logits.float(), groups, reduction="sum")
-            early = eyes.weights()[: max(1, len(seen) // 2)]
+            early = watched.weights()[: max(1, len(seen) // 2)]
             looked = torch.stack([w.gather(-1, index.expand(*w.shape[:3], -1)).mean((1, 2)).sum() for w in early])
             (main,) = torch.autograd.grad(loss, noise, retain_graph=True)
             (side,) = torch.autograd.grad(looked.sum(), noise)
@@ -131,53 +131,7 @@ class DSA(Reference):
             schedule.step()
             with torch.no_grad():
                 noise.copy_(torch.minimum(torch.maximum(noise, low), high))
-        return Doubles(noise.detach().cpu(), places.cpu())
-
-
-class Doubles(NamedTuple):
-    """What a picture's double differs by: noise [n, k, channels, P, P] and the numbers of its patches [n, k]."""
-
-    noise: Tensor
-    places: Tensor
-
-
-class _Eyes:
-    """What a model has just seen: its pixels as they were normalised, and the attention weights of every layer."""
-
-    def __init__(self, model: nn.Module, tap: Tap) -> None:
-        config: Any = model.config
-        size = getattr(config, "patch_size", None)
-        if not isinstance(size, int):
-            raise UnsupportedModel(f"{type(model).__name__} has no patches of one size: DSA replaces patches")
-        self.patch_size = size
-        self._reading = tap.read("weights")
-        self._pixels: list[Tensor] = []
-        # Comes after whatever normalises: what it sees can be given to the model again.
-        self._hook = model.register_forward_pre_hook(self._see, with_kwargs=True)
-
-    def _see(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._pixels[:] = [kwargs["pixel_values"]]
-
-    @property
-    def pixels(self) -> Tensor:
-        """[B, channels, H, W] of the latest pass."""
-        return self._pixels[0]
-
-    def weights(self) -> list[Tensor]:
-        """[B, H, T, T] of each layer in the latest pass."""
-        found = list(self._reading)
-        n_patches = (self.pixels.shape[-1] // self.patch_size) * (self.pixels.shape[-2] // self.patch_size)
-        if found[0].shape[-1] != n_patches + 1:
-            raise UnsupportedModel(
-                f"DSA expects one token before the {n_patches} patches; this model has {found[0].shape[-1]} tokens"
-            )
-        return found
-
-    def close(self) -> None:
-        """Stop looking, and forget."""
-        self._hook.remove()
-        self._reading.clear()
-        self._pixels.clear()
+        return noise.detach().cpu(), places.cpu()
 
 
 class _Output(NamedTuple):
@@ -188,40 +142,51 @@ class _Output(NamedTuple):
     attention: Sequence[tuple[Tensor, Tensor]] = ()
 
 
-class _WithDouble(nn.Module):
-    """A model that is shown a picture and, while training, its double too."""
+class _Watched(nn.Module):
+    """A model that is shown a picture and, while training, its double; it keeps what it has seen in the latest pass."""
 
-    def __init__(self, model: nn.Module, tap: Tap) -> None:
+    def __init__(self, model: Any, tap: Tap) -> None:
         super().__init__()
-        self.model = model
-        self.eyes = _Eyes(model, tap)
+        size = getattr(model.config, "patch_size", None)
+        if not isinstance(size, int):
+            raise UnsupportedModel(f"{type(model).__name__} has no patches of one size: DSA replaces patches")
+        self.model, self.patch_size, self.reading = model, size, tap.read("weights")
+        self.pixels: list[Tensor] = []  # as they were normalised, [B, channels, H, W]
+
+    def see(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.pixels[:] = [kwargs["pixel_values"]]
 
     def forward(self, pixel_values: Tensor, noise: Tensor | None = None, places: Tensor | None = None) -> _Output:
         logits = self.model(pixel_values=pixel_values).logits
         if noise is None or places is None:
             return _Output(logits)
-        weights = self.eyes.weights()
-        double = self.model(pixel_values=pasted(self.eyes.pixels, noise, places)).logits
-        return _Output(logits, double, list(zip(weights, self.eyes.weights(), strict=True)))
+        weights = self.weights()
+        double = self.model(pixel_values=pasted(self.pixels[0], noise, places)).logits
+        return _Output(logits, double, list(zip(weights, self.weights(), strict=True)))
+
+    def weights(self) -> list[Tensor]:
+        """Attention of each layer, [B, H, T, T]."""
+        found, (height, width) = list(self.reading), self.pixels[0].shape[-2:]
+        n_patches = (width // self.patch_size) * (height // self.patch_size)
+        if found[0].shape[-1] != n_patches + 1:
+            raise UnsupportedModel(
+                f"DSA expects one token before the {n_patches} patches; this model has {found[0].shape[-1]} tokens"
+            )
+        return found
 
 
-class _Loss:
-    def __init__(self, weight: float) -> None:
-        self.weight = weight
-
-    def __call__(self, output: _Output, labels: Tensor, rows: Tensor) -> Tensor:
-        assert output.double is not None
-        apart = torch.stack([attention_divergence(one, other) for one, other in output.attention])
-        both = row_losses(output.logits, labels).mean() + row_losses(output.double, labels).mean()
-        return both + self.weight * apart.sum()
-
-
-def _check_pictures(examples: Examples) -> None:
-    pixels = examples.inputs.get("pixel_values")
-    if pixels is None or pixels.dim() != 4:
-        raise UnsupportedModel(
-            "DSA replaces patches of pictures: it needs pictures, and a model that is trained as a whole"
-        )
+@contextmanager
+def _watched(model: nn.Module) -> Iterator[_Watched]:
+    with Tap(model) as tap:
+        watched = _Watched(model, tap)
+        # Comes after whatever normalises: what it sees can be given to the model again.
+        hook = model.register_forward_pre_hook(watched.see, with_kwargs=True)
+        try:
+            yield watched
+        finally:
+            hook.remove()
+            watched.reading.clear()
+            watched.pixels.clear()
 
 
 def telling_patches(weights: Tensor, k: int) -> Tensor:
