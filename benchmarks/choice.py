@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fairhead.audit.metrics import Margins
+from fairhead.audit.rates import Margins
 from fairhead.bench.results_folder import Store
 from fairhead.records import Records
 

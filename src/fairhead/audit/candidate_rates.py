@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fairhead.audit.catalogue import Reduction
+from fairhead.audit.metrics import Reduction
 from fairhead.stats import intervals
 from fairhead.stats.max_t import Contrasts, Row
 

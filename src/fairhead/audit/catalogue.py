@@ -1,19 +1,27 @@
 """The metrics by name, as data: which rates, how groups are compared, and how rates are put together.
 
 The same idea goes by different formulas in different libraries; each formula has its own name here.
+
+A metric of a user's own is a function of a group's counts, or a line of a file, `name = expression of counts`. Counts
+are those of one class against the rest: `tp`, `fp`, `fn`, `tn`, and all rows `n` (weighted, where there are weights).
+What the function returns is a rate of each group; the metric is the gap, largest minus smallest, with an interval like
+any other. Its name begins with "own.".
 """
 
-from collections.abc import Sequence
+import ast
+import operator
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fairhead.audit import metrics
-from fairhead.audit.rates import Kind
+from fairhead.audit.rates import RATES, Kind, Margins, rows_of_groups
 from fairhead.errors import InputError, did_you_mean
-from fairhead.stats.clusters import divide
+from fairhead.store import reading
 
 Array = NDArray[np.float64]
 Multiclass = Literal["max", "mean", "weighted"]
@@ -40,117 +48,111 @@ class Metric:
     numbers: bool = False  # it is of predicted numbers, not of classes
     kind: Kind | None = None  # of a user's own: its rate, which goes by the name of the metric
 
-    @property
-    def of_one_label(self) -> bool:
-        """Whether it needs one label and one prediction a row."""
-        return self.compare in ("to_overall", "association") or self.name.startswith(("bias_", "aif360."))
+    def why_not(self, score_rates: Sequence[str], numbers: bool, several: bool) -> str | None:
+        """Why it cannot be computed of rows with these rates of scores, of numbers, or of several labels each."""
+        if self.numbers != numbers:
+            return "is of predicted numbers (target=)" if self.numbers else "is of classes, not of numbers"
+        of_one_label = self.compare in ("to_overall", "association") or self.name.startswith(("bias_", "aif360."))
+        if several and of_one_label:
+            return "is for one label a row"
+        if not self.scores or {*self.rates} <= {*score_rates}:
+            return None
+        if not score_rates:
+            return "needs scores, and the records have none"
+        if {*self.rates} <= {"ECE", "Brier"}:
+            return "needs probabilities, and the scores lie outside [0, 1]"
+        return "is for one score of two classes, and not for comparisons"
+
+
+def _figure(name: str, definition: str, rate: str, compare: Compare = "mean", **more: Any) -> Metric:
+    return Metric(name, definition, 1.0, (rate,), compare, **more)
+
+
+def _gap(name: str, definition: str, rates: str, compare: Compare = "spread", **more: Any) -> Metric:
+    return Metric(name, definition, more.pop("ideal", 0.0), tuple(rates.split()), compare, **more)
 
 
 _UNPRIVILEGED = "unprivileged − privileged (signed), all other groups pooled"
+_ALIGNED = "more frequent in their group than overall"
+_APART = "from the reference group's, in 20 bins"
 
 _ALL = (
-    Metric("accuracy", "share of rows predicted correctly", 1.0, ("accuracy",), "mean", overall=True),
-    Metric("worst_class_accuracy", "lowest recall over classes; no groups", 1.0, ("recall",), "minimum", overall=True),
-    Metric("AUC", "area under the ROC curve", 1.0, ("AUC",), "mean", overall=True, scores=True),
-    Metric("Brier", "mean squared error of the scores", 0.0, ("Brier",), "mean", overall=True, scores=True),
-    Metric("ECE", "calibration error, 15 bins of equal mass", 0.0, ("ECE",), "mean", overall=True, scores=True),
-    Metric("DP", "max − min of P(ŷ=1) over groups", 0.0, ("selection_rate",), "spread"),
-    Metric("EOp", "max − min of TPR over groups", 0.0, ("TPR",), "spread"),
-    Metric("EOd", "mean of the gaps of TPR and FPR (DAM's definition)", 0.0, ("TPR", "FPR"), "spread"),
-    Metric("impact_ratio", "min / max of P(ŷ=1); below 0.8 fails four-fifths", 1.0, ("selection_rate",), "ratio"),
-    Metric("worst_group_accuracy", "lowest accuracy over (label, group) cells", 1.0, ("recall",), "minimum"),
-    Metric("worst_attribute_accuracy", "lowest accuracy over groups", 1.0, ("accuracy",), "minimum"),
-    Metric("group_balanced_accuracy", "mean accuracy over (label, group) cells", 1.0, ("recall",), "mean"),
-    Metric(
-        "bias_conflicting_accuracy",
-        "accuracy on rows whose label is not more frequent in their group than overall",
-        1.0,
-        ("accuracy",),
-        "mean",
+    _figure("accuracy", "share of rows predicted correctly", "accuracy", overall=True),
+    _figure("worst_class_accuracy", "lowest recall over classes; no groups", "recall", "minimum", overall=True),
+    _figure("AUC", "area under the ROC curve", "AUC", overall=True, scores=True),
+    _gap("Brier", "mean squared error of the scores", "Brier", "mean", overall=True, scores=True),
+    _gap("ECE", "calibration error, 15 bins of equal mass", "ECE", "mean", overall=True, scores=True),
+    _gap("DP", "max − min of P(ŷ=1) over groups", "selection_rate"),
+    _gap("EOp", "max − min of TPR over groups", "TPR"),
+    _gap("EOd", "mean of the gaps of TPR and FPR (DAM's definition)", "TPR FPR"),
+    _figure("impact_ratio", "min / max of P(ŷ=1); below 0.8 fails four-fifths", "selection_rate", "ratio"),
+    _figure("worst_group_accuracy", "lowest accuracy over (label, group) cells", "recall", "minimum"),
+    _figure("worst_attribute_accuracy", "lowest accuracy over groups", "accuracy", "minimum"),
+    _figure("group_balanced_accuracy", "mean accuracy over (label, group) cells", "recall"),
+    _figure("bias_conflicting_accuracy", f"accuracy on rows whose label is not {_ALIGNED}", "accuracy"),
+    _figure("bias_aligned_accuracy", f"accuracy on rows whose label is {_ALIGNED}", "accuracy"),
+    _gap("accuracy_gap", "max − min of accuracy over groups", "accuracy"),
+    _gap("FPR_gap", "max − min of FPR over groups", "FPR"),
+    _gap("precision_gap", "max − min of precision over groups", "precision"),
+    _gap("NPV_gap", "max − min of the negative predictive value over groups", "NPV"),
+    _gap("base_rate_gap", "max − min of P(y=1) over groups: the data, not the model", "base_rate", ideal=None),
+    _gap("DP_pairwise", "mean over pairs of groups of the gap of P(ŷ=1)", "selection_rate", "pairwise"),
+    _gap("EOp_pairwise", "mean over pairs of groups of the gap of TPR", "TPR", "pairwise"),
+    _gap("EOd_pairwise", "mean over pairs of groups of the gaps of TPR and FPR", "TPR FPR", "pairwise"),
+    _gap("cramers_v", "Cramér's V of prediction and group", "association", "association"),
+    _gap("cramers_v_corrected", "V with Bergsma's correction of its bias", "association", "association"),
+    _gap("cramers_v_excess", "V(ŷ, group) − V(y, group)", "association", "association"),
+    _gap("AUC_gap", "max − min of AUC over groups", "AUC", scores=True),
+    _gap("Brier_gap", "max − min of the Brier score over groups", "Brier", scores=True),
+    _gap("ECE_gap", "max − min of ECE over groups", "ECE", scores=True),
+    _gap(
+        "ABROCA", "largest area between the ROC curve of a group and that of the reference group", "ABROCA", scores=True
     ),
-    Metric(
-        "bias_aligned_accuracy",
-        "accuracy on rows whose label is more frequent in their group than overall",
-        1.0,
-        ("accuracy",),
-        "mean",
-    ),
-    Metric("accuracy_gap", "max − min of accuracy over groups", 0.0, ("accuracy",), "spread"),
-    Metric("FPR_gap", "max − min of FPR over groups", 0.0, ("FPR",), "spread"),
-    Metric("precision_gap", "max − min of precision over groups", 0.0, ("precision",), "spread"),
-    Metric("NPV_gap", "max − min of the negative predictive value over groups", 0.0, ("NPV",), "spread"),
-    Metric("base_rate_gap", "max − min of P(y=1) over groups: the data, not the model", None, ("base_rate",), "spread"),
-    Metric("DP_pairwise", "mean over pairs of groups of the gap of P(ŷ=1)", 0.0, ("selection_rate",), "pairwise"),
-    Metric("EOp_pairwise", "mean over pairs of groups of the gap of TPR", 0.0, ("TPR",), "pairwise"),
-    Metric("EOd_pairwise", "mean over pairs of groups of the gaps of TPR and FPR", 0.0, ("TPR", "FPR"), "pairwise"),
-    Metric("cramers_v", "Cramér's V of prediction and group", 0.0, ("association",), "association"),
-    Metric("cramers_v_corrected", "V with Bergsma's correction of its bias", 0.0, ("association",), "association"),
-    Metric("cramers_v_excess", "V(ŷ, group) − V(y, group)", 0.0, ("association",), "association"),
-    Metric("AUC_gap", "max − min of AUC over groups", 0.0, ("AUC",), "spread", scores=True),
-    Metric("Brier_gap", "max − min of the Brier score over groups", 0.0, ("Brier",), "spread", scores=True),
-    Metric("ECE_gap", "max − min of ECE over groups", 0.0, ("ECE",), "spread", scores=True),
-    Metric(
-        "ABROCA",
-        "largest area between the ROC curve of a group and that of the reference group",
-        0.0,
-        ("ABROCA",),
-        "spread",
-        scores=True,
-    ),
-    Metric(
+    _gap(
         "score_distance",
-        "largest Wasserstein-1 distance of a group's scores from the reference group's, in 20 bins",
-        0.0,
-        ("score_distance",),
-        "spread",
+        f"largest Wasserstein-1 distance of a group's scores {_APART}",
+        "score_distance",
         scores=True,
         unit=False,
     ),
-    Metric(
+    _gap(
         "sufficiency_gap",
         "largest max − min over groups of P(y=1 | score), of 10 bins of equal mass",
-        0.0,
-        ("sufficiency",),
-        "spread",
+        "sufficiency",
         scores=True,
     ),
-    Metric("fairlearn.demographic_parity_difference", "as DP", 0.0, ("selection_rate",), "spread"),
-    Metric(
+    _gap("fairlearn.demographic_parity_difference", "as DP", "selection_rate"),
+    _gap(
         "fairlearn.demographic_parity_difference_to_overall",
         "largest |P(ŷ=1 | g) − P(ŷ=1)|",
-        0.0,
-        ("selection_rate",),
+        "selection_rate",
         "to_overall",
     ),
-    Metric("fairlearn.demographic_parity_ratio", "as impact_ratio", 1.0, ("selection_rate",), "ratio"),
-    Metric("fairlearn.equal_opportunity_difference", "as EOp", 0.0, ("TPR",), "spread"),
-    Metric("fairlearn.equal_opportunity_ratio", "min / max of TPR", 1.0, ("TPR",), "ratio"),
-    Metric(
-        "fairlearn.equalized_odds_difference", "larger of the gaps of TPR and FPR", 0.0, ("TPR", "FPR"), "spread", "max"
-    ),
-    Metric("fairlearn.equalized_odds_difference_mean", "as EOd", 0.0, ("TPR", "FPR"), "spread"),
-    Metric(
+    _figure("fairlearn.demographic_parity_ratio", "as impact_ratio", "selection_rate", "ratio"),
+    _gap("fairlearn.equal_opportunity_difference", "as EOp", "TPR"),
+    _figure("fairlearn.equal_opportunity_ratio", "min / max of TPR", "TPR", "ratio"),
+    _gap("fairlearn.equalized_odds_difference", "larger of the gaps of TPR and FPR", "TPR FPR", combine="max"),
+    _gap("fairlearn.equalized_odds_difference_mean", "as EOd", "TPR FPR"),
+    _gap(
         "fairlearn.equalized_odds_difference_to_overall",
         "larger of the largest distances of TPR and FPR from the overall rate",
-        0.0,
-        ("TPR", "FPR"),
+        "TPR FPR",
         "to_overall",
-        "max",
+        combine="max",
     ),
-    Metric(
-        "fairlearn.equalized_odds_ratio", "smaller of min / max of TPR and of FPR", 1.0, ("TPR", "FPR"), "ratio", "max"
+    _gap(
+        "fairlearn.equalized_odds_ratio",
+        "smaller of min / max of TPR and of FPR",
+        "TPR FPR",
+        "ratio",
+        ideal=1.0,
+        combine="max",
     ),
-    Metric("aif360.statistical_parity_difference", f"P(ŷ=1), {_UNPRIVILEGED}", 0.0, ("selection_rate",), "signed"),
-    Metric("aif360.disparate_impact", "P(ŷ=1), unprivileged / privileged", 1.0, ("selection_rate",), "signed_ratio"),
-    Metric("aif360.equal_opportunity_difference", f"TPR, {_UNPRIVILEGED}", 0.0, ("TPR",), "signed"),
-    Metric("aif360.average_odds_difference", f"mean of TPR and FPR, {_UNPRIVILEGED}", 0.0, ("TPR", "FPR"), "signed"),
-    Metric(
-        "aif360.average_abs_odds_difference",
-        "mean of |ΔTPR| and |ΔFPR|, unprivileged against privileged",
-        0.0,
-        ("TPR", "FPR"),
-        "spread",
-    ),
+    _gap("aif360.statistical_parity_difference", f"P(ŷ=1), {_UNPRIVILEGED}", "selection_rate", "signed"),
+    _figure("aif360.disparate_impact", "P(ŷ=1), unprivileged / privileged", "selection_rate", "signed_ratio"),
+    _gap("aif360.equal_opportunity_difference", f"TPR, {_UNPRIVILEGED}", "TPR", "signed"),
+    _gap("aif360.average_odds_difference", f"mean of TPR and FPR, {_UNPRIVILEGED}", "TPR FPR", "signed"),
+    _gap("aif360.average_abs_odds_difference", "mean of |ΔTPR| and |ΔFPR|, unprivileged against privileged", "TPR FPR"),
     *(
         made
         for name, definition, ideal in (
@@ -160,8 +162,8 @@ _ALL = (
             ("R2", "share of the variance that is explained", 1.0),
         )
         for made in (
-            Metric(name, definition, ideal, (name,), "mean", overall=True, unit=False, numbers=True),
-            Metric(f"{name}_gap", f"max − min of {name} over groups", 0.0, (name,), "spread", unit=False, numbers=True),
+            _gap(name, definition, name, "mean", ideal=ideal, overall=True, unit=False, numbers=True),
+            _gap(f"{name}_gap", f"max − min of {name} over groups", name, unit=False, numbers=True),
         )
     ),
 )
@@ -174,20 +176,8 @@ Chosen = Sequence[str | Metric | None] | str | Metric | None
 
 # What an audit reports unless asked for other metrics; those on scores only where there are scores.
 DEFAULT = (
-    "accuracy",
-    "AUC",
-    "ECE",
-    "Brier",
-    "DP",
-    "EOp",
-    "EOd",
-    "impact_ratio",
-    "worst_group_accuracy",
-    "accuracy_gap",
-    "fairlearn.equalized_odds_difference",
-    "cramers_v_corrected",
-    "AUC_gap",
-    "ECE_gap",
+    *("accuracy", "AUC", "ECE", "Brier", "DP", "EOp", "EOd", "impact_ratio", "worst_group_accuracy", "accuracy_gap"),
+    *("fairlearn.equalized_odds_difference", "cramers_v_corrected", "AUC_gap", "ECE_gap"),
 )
 
 
@@ -199,137 +189,155 @@ def choose_metrics(
     Where numbers are predicted, and not classes, they are those of numbers; with several labels a row, those that need
     no table of one label against one prediction.
     """
+    rows = score_rates, numbers, several
     chosen: list[Metric] = []
     for name in [asked] if asked is None or isinstance(asked, str | Metric) else asked:
-        if name is None or name == "all":
-            every = [METRICS[known] for known in (METRICS if name or numbers else DEFAULT)]
-            every = [metric for metric in every if metric.numbers == numbers and not (several and metric.of_one_label)]
-            chosen += [metric for metric in every if not metric.scores or {*metric.rates} <= {*score_rates}]
-            continue
         if isinstance(name, Metric):
             chosen.append(name)
-            continue
-        if name.startswith(OWN):
+        elif name is None or name == "all":
+            every = [METRICS[known] for known in (METRICS if name or numbers else DEFAULT)]
+            chosen += [metric for metric in every if metric.why_not(*rows) is None]
+        elif name.startswith(OWN):
             raise InputError(f"{name} is a metric of your own: give what define_metric returned, or --metrics-from")
-        if name not in METRICS:
-            raise InputError(
-                f"There is no metric {name!r}.{did_you_mean(name, list(METRICS))} Known: {', '.join(METRICS)}."
-            )
-        if METRICS[name].numbers != numbers:
-            why = "is of predicted numbers (target=)" if METRICS[name].numbers else "is of classes, not of numbers"
+        elif name not in METRICS:
+            near = did_you_mean(name, list(METRICS))
+            raise InputError(f"There is no metric {name!r}.{near} Known: {', '.join(METRICS)}.")
+        elif why := METRICS[name].why_not(*rows):
             raise InputError(f"Metric {name!r} {why}.")
-        if several and METRICS[name].of_one_label:
-            raise InputError(f"Metric {name!r} is for one label a row.")
-        if METRICS[name].scores and not {*METRICS[name].rates} <= {*score_rates}:
-            if not score_rates:
-                why = "needs scores, and the records have none"
-            elif {*METRICS[name].rates} <= {"ECE", "Brier"}:
-                why = "needs probabilities, and the scores lie outside [0, 1]"
-            else:
-                why = "is for one score of two classes, and not for comparisons"
-            raise InputError(f"Metric {name!r} {why}.")
-        chosen.append(METRICS[name])
+        else:
+            chosen.append(METRICS[name])
     return list(dict.fromkeys(chosen))
 
 
-@dataclass(frozen=True)
-class Reduction:
-    """A metric as a function of rates [..., R, C, G]: R kinds of rate, C classes, G groups; cells left out are NaN."""
+class Counts(NamedTuple):
+    """Counts of groups, arrays of one shape: of the sample, or of its bootstrap replicates."""
 
-    metric: Metric  # what to compute
-    multiclass: Multiclass  # how classes are put together: the worst one, their mean, or weighted
-    weights: Array  # weight of each class, shape [C]
-    followed: int = 0  # the class whose signed difference is reported, where "max" would let signs cancel
+    tp: Array
+    fp: Array
+    fn: Array
+    tn: Array
+    n: Array
 
-    def __call__(self, rates: Array) -> Array:
-        """The metric: [..., R, C, G] to [...]."""
-        match self.metric.compare:
-            case "minimum":
-                return np.fmin.reduce(rates, axis=(-1, -2, -3))
-            case "mean" if rates.shape[-3:] == (1, 1, 1):
-                return rates[..., 0, 0, 0]
-            case "mean":
-                every = (-1, -2, -3)
-                return divide(np.nansum(rates, axis=every), (~np.isnan(rates)).sum(axis=every))
-            case _:
-                return self.over_classes(self.by_class(rates))
-
-    def by_part(self, rates: Array) -> Array:
-        """Compare groups: [..., R, C, G] to [..., R, C]."""
-        match self.metric.compare:
-            case "ratio":
-                return metrics.ratio(rates)
-            case "to_overall":
-                return np.fmax.reduce(np.abs(rates[..., :-1] - rates[..., -1:]), axis=-1)
-            case "pairwise":
-                return metrics.mean_pairwise(rates)
-            case "signed":
-                return rates[..., 0] - rates[..., 1]
-            case "signed_ratio":
-                return divide(rates[..., 0], rates[..., 1])
-            case _:
-                return metrics.spread(rates)
-
-    def by_class(self, rates: Array) -> Array:
-        """Put the kinds of rate together: [..., R, C, G] to [..., C]."""
-        parts = self.by_part(rates)
-        if parts.shape[-2] == 1:
-            return parts[..., 0, :]
-        if self.metric.combine == "mean":
-            return parts.mean(axis=-2)
-        return parts.min(axis=-2) if self.metric.compare == "ratio" else parts.max(axis=-2)
-
-    def over_classes(self, by_class: Array) -> Array:
-        """Put classes together, [..., C] to [...]; those without a value count neither in an extreme nor in a mean."""
-        if by_class.shape[-1] == 1:
-            return by_class[..., 0]
-        if self.multiclass != "max":
-            weights = np.where(np.isnan(by_class), 0.0, self.weights if self.multiclass == "weighted" else 1.0)
-            return divide(np.nansum(by_class * weights, axis=-1), weights.sum(axis=-1))
-        if self.metric.compare in ("signed", "signed_ratio"):
-            return by_class[..., self.followed]
-        extreme = np.fmin if self.metric.compare == "ratio" else np.fmax
-        return extreme.reduce(by_class, axis=-1)
-
-    def gap_of_logarithms(self, log_rates: Array) -> Array:
-        """For a ratio that is an extreme over rates and classes: minus its logarithm, from logarithms of the rates."""
-        return np.fmax.reduce(metrics.spread(log_rates), axis=(-1, -2))
+    @classmethod
+    def of(cls, margins: Margins) -> "Counts":
+        """Of each class against the rest."""
+        tp = margins.hits
+        fp, fn = margins.predicted - tp, margins.true - tp
+        return cls(tp, fp, fn, margins.total - tp - fp - fn, margins.total + 0 * tp)
 
 
-def table_metrics(counts: Array, names: Sequence[str], min_cell: int = 10) -> dict[str, Array]:
-    """Metrics as an audit defines them, of tables that all have the same rows.
+Function = Callable[[Counts], Array]
+_OPERATORS: dict[type, Callable[..., Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.Pow: operator.pow,
+    ast.USub: operator.neg,
+    ast.UAdd: operator.pos,
+}
+_FUNCTIONS = {"min": np.minimum, "max": np.maximum, "abs": np.abs, "sqrt": np.sqrt}
+
+
+def define_metric(name: str, function: Function | str, definition: str = "") -> Metric:
+    """A metric of your own for `metrics=`; in results it is called "own." and its name.
 
     Args:
-        counts: rows by group, label and prediction, [S, G, C, C]. Tables may differ in the predictions alone.
-        names: metrics of counts: accuracy, gaps, worst groups, associations.
-        min_cell: a rate of fewer rows is undefined.
+        name: letters, digits and _.
+        function: from `Counts` to the rate of each group, or an expression of tp, fp, fn, tn and n with + - * / **,
+            min, max, abs and sqrt, which is parsed and never run as code.
+        definition: in words, for reports.
 
-    Returns:
-        By name, [S]; NaN where a table leaves a metric undefined.
+    Example:
+        >>> from fairhead.records import Records
+        >>> from fairhead.audit import audit
+        >>> cost = define_metric("cost", "(5 * fn + fp) / n")
+        >>> records = Records.from_arrays([1, 0] * 30, [1] * 30 + [0] * 30, groups={"g": ["a"] * 30 + ["b"] * 30})
+        >>> found = audit(records, metrics=["DP", cost])
+        >>> found["own.cost"].value, [row.rates["own.cost"].value for row in found.by_group]
+        (2.0, [0.5, 2.5])
     """
-    n = int(counts[0].sum())
-    margins = metrics.Margins.of(counts)
-    recall = margins.true_positive_rate()
-    rates = {
-        "selection_rate": margins.selection_rate(),
-        "TPR": recall,
-        "FPR": margins.false_positive_rate(),
-        "recall": recall,
-    }
-    # The rows behind each rate are those of the labels, the same in every table.
-    true = counts[0].sum(-1).T  # [C, G]
-    total = true.sum(0)
-    rows = {"selection_rate": total + 0 * true, "TPR": true, "recall": true, "FPR": total - true}
-    found = {}
-    for name in names:
-        metric = METRICS[name]
-        if name == "accuracy":
-            found[name] = metrics.Margins.of(metrics.pooled(counts)).accuracy()[..., 0, 0]
-        elif metric.compare == "association":
-            found[name] = metrics.association_value(name, counts, n)
-        else:
-            stacked = np.stack([np.where(rows[r] >= min_cell, rates[r], np.nan) for r in metric.rates], axis=1)
-            if counts.shape[-1] == 2 and metric.compare != "minimum":
-                stacked = stacked[..., 1:, :]  # of two classes the positive one
-            found[name] = Reduction(metric, "max", np.ones(stacked.shape[-2]))(stacked)
+    if not name.isidentifier():
+        raise InputError(f"a metric is called {name!r}; letters, digits and _ are expected")
+    text = function if isinstance(function, str) else definition or f"{name}, a function of counts"
+    made = _parsed(function, name) if isinstance(function, str) else function
+
+    def rate(margins: Margins) -> Array:
+        counts = Counts.of(margins)
+        with np.errstate(all="ignore"):  # an empty group has no rate
+            found = np.asarray(made(counts), dtype=np.float64)
+        if found.shape != counts.n.shape:
+            shapes = f"returned the shape {list(found.shape)} for counts of the shape {list(counts.n.shape)}"
+            raise InputError(f"the function of metric {name!r} {shapes}; one number a count is expected")
+        return np.where(np.isfinite(found), found, np.nan)
+
+    full = f"{OWN}{name}"
+    kind = Kind(rate, rows_of_groups, "rows", "positive", own=True)
+    return Metric(full, f"max − min over groups of {definition or text}", 0.0, (full,), "spread", unit=False, kind=kind)
+
+
+def read_metrics(path: str | PathLike[str]) -> list[Metric]:
+    r"""The metrics of a file with one `name = expression` a line; # begins a remark.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> path = pathlib.Path(tempfile.mkdtemp(), "metrics.txt")
+        >>> _ = path.write_text("miss_rate = fn / (tp + fn)  # 1 - TPR\n")
+        >>> [metric.name for metric in read_metrics(path)]
+        ['own.miss_rate']
+    """
+    with reading(path, "is not UTF-8 text"):
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    found: list[Metric] = []
+    for number, line in enumerate(lines, start=1):
+        text = line.partition("#")[0].strip()
+        name, sign, expression = (part.strip() for part in text.partition("="))
+        if not text:
+            continue
+        if not sign:
+            raise InputError(f"{path}: line {number} is {text!r}; name = expression of tp, fp, fn, tn, n is expected")
+        if f"{OWN}{name}" in (metric.name for metric in found):
+            raise InputError(f"{path}: line {number} defines {name} again; give it another name")
+        found.append(define_metric(name, expression))
+    if not found:
+        raise InputError(f"{path} has no metric; lines such as cost = (5 * fn + fp) / n are expected")
     return found
+
+
+def with_own(metrics: Iterable[Metric]) -> dict[str, Kind]:
+    """All rates by name, those of a user's own metrics among them."""
+    return RATES | {metric.name: metric.kind for metric in metrics if metric.kind is not None}
+
+
+def _parsed(text: str, name: str) -> Function:
+    """An expression as a function; only numbers, counts and the operations above may be in it."""
+    try:
+        tree = ast.parse(text, mode="eval").body
+    except (SyntaxError, ValueError, RecursionError):
+        raise InputError(f"metric {name}: {text!r} is not an expression such as (5 * fn + fp) / n") from None
+
+    def value(node: ast.AST, counts: Counts) -> Any:
+        match node:
+            case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
+                return float(number)
+            case ast.Name(id=known) if known in Counts._fields:
+                return getattr(counts, known)
+            case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
+                return _OPERATORS[type(op)](value(left, counts), value(right, counts))
+            case ast.UnaryOp(op=op, operand=operand) if type(op) in _OPERATORS:
+                return _OPERATORS[type(op)](value(operand, counts))
+            case ast.Call(func=ast.Name(id=called), args=given, keywords=[]) if called in _FUNCTIONS:
+                return _FUNCTIONS[called](*(value(one, counts) for one in given))
+        part = ast.unparse(node)
+        near = did_you_mean(part, [*Counts._fields, *_FUNCTIONS])
+        raise InputError(f"metric {name}: {part!r} is neither a number nor one of {', '.join(Counts._fields)}.{near}")
+
+    # Tried once, so that what is wrong shows where it is written.
+    try:
+        with np.errstate(all="ignore"):
+            value(tree, Counts(*(np.ones(1) for _ in Counts._fields)))
+    except InputError:
+        raise
+    except (TypeError, ValueError, RecursionError, ArithmeticError) as error:
+        raise InputError(f"metric {name}: {text!r} cannot be computed ({error})") from None
+    return lambda counts: value(tree, counts) + 0 * counts.n

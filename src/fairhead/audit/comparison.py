@@ -9,29 +9,23 @@ from numpy.typing import NDArray
 
 from fairhead.audit.audit_results import Audit, Comparison, headline_of
 from fairhead.audit.audited_rows import View, group_columns, join, one_group, read_both, reference_groups, with_weight
-from fairhead.audit.catalogue import Chosen, Metric, Multiclass, choose_metrics
-from fairhead.audit.own_metrics import with_own
+from fairhead.audit.catalogue import Chosen, Metric, Multiclass, choose_metrics, with_own
+from fairhead.audit.metrics import Rules
 from fairhead.audit.pair_changes import PairChanges, corrected_pairs, pair_changes
 from fairhead.audit.paired_values import LEAST, paired_ends, paired_values
-from fairhead.audit.predicted_numbers import NumberSample
-from fairhead.audit.rate_stack import Rules
-from fairhead.audit.rates import Tables, small_groups
-from fairhead.audit.run_audit import Draws, audit
+from fairhead.audit.run_audit import audit
 from fairhead.audit.score_rates import BinnedPair, pair_scores
-from fairhead.audit.several_labels import label_sample, label_tables
+from fairhead.audit.tables import Drawing, Draws, Tables
 from fairhead.errors import InputError
 from fairhead.records import Column, Records
 from fairhead.stats import Correction, Difference, adjust, intervals
 from fairhead.stats.bootstrap import MIN_ROWS
-from fairhead.stats.clusters import cell_numbers, clusters_in, tabulate
 from fairhead.stats.max_t import westfall_young
 from fairhead.stats.paired import permutation_p
 
 Array = NDArray[np.float64]
 
 _JUDGED = "over the cells with enough rows; one that is left out may be lower"
-# Counts held for all swaps at once (128 MB); with very many groups and classes there are fewer swaps.
-_MOST_SWAPPED = 1 << 24
 
 
 def compare(
@@ -166,35 +160,15 @@ class Pair:
     def of(cls, first: View, second: View, column: Column, draws: Draws, n_perm: int, with_scores: bool) -> "Pair":
         """Draw both."""
         first, second, column = first.take(column.known), second.take(column.known), column.complete()
-        seed, groups, n_classes = draws.seed, tuple(str(level) for level in column.levels), len(first.classes)
-        clusters = clusters_in(column.codes, len(groups), first.cluster)
-        if first.numbers is not None and second.numbers is not None:
-            both = [first.numbers, second.numbers]
-            rows = NumberSample(both, column.codes, groups, first.weight, first.cluster)
-            ready = seed, clusters, draws.min_group
-            return cls(_two(rows.bootstrap(draws.n_boot, *ready)), _two(rows.swapped(n_perm, *ready)))
-        if first.labels:
-            sample = label_sample([first, second], column.codes, len(groups))
-        else:
-            shape = (len(groups), n_classes, n_classes)
-            keys = [cell_numbers([column.codes, first.label, view.prediction], shape) for view in (first, second)]
-            sample = tabulate(keys, [shape, shape], first.weight, first.cluster)
-
-        def tables(stars: list[Array]) -> tuple[Tables, Tables]:
-            if first.labels:
-                return _two(label_tables(sample, stars, first.classes, groups, clusters, draws.min_group, settled=True))
-            small = small_groups(sample.contents[0].rows.sum(axis=(-1, -2)), draws.min_group)
-            return _two(
-                Tables(groups, first.classes, hat, star, content.rows, True, clusters, small, draws.kinds)
-                for hat, star, content in zip(sample.observed(), stars, sample.contents, strict=True)
-            )
-
-        drawn = tables(sample.bootstrap(draws.n_boot, np.random.default_rng(seed)))
-        n_perm = max(500, min(n_perm, _MOST_SWAPPED // sample.contents[0].rows.size))
-        swapped = tables(sample.swapped(n_perm, np.random.default_rng(seed)))
+        drawing = Drawing([first, second], column, draws)
+        drawn, swapped = _two(drawing.bootstrap()), _two(drawing.swapped(n_perm))
         if not with_scores or first.ranked is None or second.ranked is None:
             return cls(drawn, swapped)
-        return cls(drawn, swapped, *pair_scores(first.ranked, second.ranked, column, draws.n_boot, n_perm, seed))
+        return cls(
+            drawn,
+            swapped,
+            *pair_scores(first.ranked, second.ranked, column, draws.n_boot, len(swapped[0].star), draws.seed),
+        )
 
     def difference(
         self, metric: Metric, rules: Rules, audits: tuple[Audit, Audit], name: str | None, reference: int

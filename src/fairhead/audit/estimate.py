@@ -3,15 +3,19 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from math import sqrt
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fairhead.audit import metrics
 from fairhead.audit.candidate_rates import candidate_rates, even, tied_lowest
-from fairhead.audit.catalogue import Metric, Reduction
-from fairhead.audit.rate_stack import Rules, Stack
+from fairhead.audit.catalogue import Metric
+from fairhead.audit.metrics import Reduction, Rules, Stack
 from fairhead.audit.rates import ROUNDED, Rates
+from fairhead.audit.tables import Tables
+from fairhead.report.wording import in_short
 from fairhead.stats import Estimate, intervals
 from fairhead.stats.bootstrap import STABLE_ROWS
 
@@ -156,9 +160,9 @@ def _sum_interval(parts: Stack, rates: Rates, level: float) -> intervals.Interva
     usable = ~np.isnan(parts.hat[0, 0])
     if not (usable.all() and parts.kept.all()):
         rates = rates.of_groups(usable, parts.kept)
-    if rates.hat.shape[1] == 1:
+    if rates.terms is None or rates.hat.shape[1] == 1:
         return rates.sum_interval(0, level)
-    return intervals.spread_of_sums(rates.errors_of_terms(level)[:2], rates.sum_interval, level)
+    return intervals.spread_of_sums(rates.terms.hat, rates.errors_of_terms(level), rates.sum_interval, level)
 
 
 def _lowest(parts: Stack, wide: Array, level: float) -> intervals.Interval:
@@ -279,3 +283,60 @@ def _rows_used(metric: Metric, parts: Stack, group_rows: NDArray[np.int64]) -> i
         return int(group_rows[~np.isnan(parts.hat).all(axis=(0, 1))].sum())
     used = np.where(np.isnan(parts.hat), 0, parts.rows).sum(axis=(0, 1))
     return int(np.minimum(used[: len(group_rows)], group_rows).sum())
+
+
+def association_estimate(metric: Metric, tables: Tables, rules: Rules, name: str | None) -> Estimate:
+    """One of the three association metrics of a group column.
+
+    V is a length, so it is folded like a gap and gets its interval like one. The bias-corrected V estimates the same
+    quantity as the plain one and shares its interval.
+    """
+    sizes = tables.rows.sum(axis=(-1, -2))
+    usable = enough_rows(tables, rules.min_cell)
+    n = int(sizes[usable].sum())
+    detail: dict[str, object] = {"definition": metric.definition}
+    selected = tables.rates("selection_rate")
+    short = [selected.shortage(0, int(g), tables.groups[g], rules.min_cell) for g in np.flatnonzero(~usable)]
+    if short:
+        detail |= {"n_undefined": len(short), "excluded": short}
+    value = float(metrics.association_value(metric.name, tables.counts[usable], n))
+    if usable.sum() < 2 or np.isnan(value):
+        reason = in_short(short) if usable.sum() < 2 else "all rows have the same prediction or the same label"
+        return Estimate(metric.name, name, None, None, None, n, metric.ideal, reason, detail=detail)
+    if not usable.all():
+        tables = replace(tables, counts=tables.counts[usable], star=tables.star[:, usable])
+    if metric.name == "cramers_v_excess":
+        by_label = metrics.cramers_v(tables.star.sum(axis=-1))
+        replicates = metrics.cramers_v(tables.predicted, tables.association) - by_label
+        interval = intervals.percentile(replicates[~np.isnan(replicates)], rules.level)
+    else:
+        interval = _length_interval(tables, rules.level)
+    return figure_of(metric, name, value, n, interval, rules.level, (), detail)
+
+
+def _length_interval(tables: Tables, level: float) -> intervals.Interval:
+    """The interval of V, which is the length of all deviations from independence; these may be scaled, θ to V."""
+    by_prediction = tables.counts.sum(axis=-2)
+    hat = metrics.association(by_prediction)
+    degrees = min(int((by_prediction.sum(axis=-2) > 0).sum()), len(by_prediction)) - 1
+    error = hat - tables.association
+    # |c·hat + error|² is a square in c.
+    square, along, across = float((hat**2).sum()), (error * hat).sum(axis=(-1, -2)), (error**2).sum(axis=(-1, -2))
+    observed = sqrt(square / degrees)
+
+    def shown(theta: float) -> Array:
+        scale = theta / observed
+        return np.sqrt(np.maximum(scale * scale * square + 2 * scale * along + across, 0.0) / degrees)
+
+    around = intervals.Candidates(
+        at=lambda theta: hat * (theta / observed),
+        signed=lambda _: along / (observed * degrees),
+        shown=shown,
+    )
+    found = intervals.gap(hat, error, lambda rates: np.sqrt((rates**2).sum(axis=(-1, -2)) / degrees), around, level)
+    return found._replace(high=min(found.high, 1.0))
+
+
+def enough_rows(tables: Tables, min_cell: int) -> NDArray[np.bool_]:
+    """Groups with enough rows, and enough clusters where there are clusters, shape [G]."""
+    return np.asarray(tables.rates("selection_rate").enough(min_cell)[0])

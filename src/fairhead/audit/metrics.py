@@ -1,80 +1,31 @@
-"""Rates and gaps as plain functions of counts.
+"""Metrics as functions of rates and counts, and the rates of one metric, stacked.
 
-Counts have the shape [..., G, C, C]: group, true class, predicted class; leading axes (bootstrap replicates) pass
-through. Rates come back as [..., C, G], one class against the rest and groups last; an empty denominator gives NaN,
-which the functions that compare groups leave out. For a binary task take class 1: `rates[..., 1, :]`.
+Rates have the shape [..., R, C, G]: R kinds of rate, C classes, G groups; cells that are left out are NaN. Counts have
+the shape [..., G, C, C]: group, true class, predicted class. Leading axes (bootstrap replicates) pass through.
 """
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fairhead.audit.catalogue import METRICS, Metric, Multiclass
+from fairhead.audit.rates import RATES, ROUNDED, Margins, Rates
+from fairhead.report.wording import in_short
+from fairhead.stats import intervals
+from fairhead.stats.bootstrap import STABLE_ROWS
 from fairhead.stats.clusters import divide
 
 Array = NDArray[np.float64]
 
-
-def _classes_first(counts: Array) -> Array:
-    return counts.swapaxes(-1, -2)
-
-
-class Margins(NamedTuple):
-    """What all rates are quotients of, each [..., C, G] but for the last.
-
-    Example:
-        >>> margins = Margins.of(np.array([[[3, 1], [0, 4]], [[1, 1], [1, 1]]]))
-        >>> margins.selection_rate()[1].tolist(), margins.true_positive_rate()[1].tolist()
-        ([0.625, 0.5], [1.0, 0.5])
-        >>> margins.precision()[1].tolist(), margins.accuracy().tolist()
-        ([0.8, 0.5], [[0.875, 0.5]])
-    """
-
-    true: Array  # rows of each class
-    predicted: Array  # rows predicted to be of each class
-    hits: Array  # rows that are both
-    total: Array  # all rows of a group, shape [..., 1, G]
-
-    @classmethod
-    def of(cls, counts: Array) -> "Margins":
-        """From counts [..., G, C, C]."""
-        true = _classes_first(counts.sum(axis=-1))
-        predicted = _classes_first(counts.sum(axis=-2))
-        return cls(true, predicted, _classes_first(_hits(counts)), true.sum(axis=-2, keepdims=True))
-
-    def of_classes(self, classes: slice) -> "Margins":
-        """Some of the classes, each against all others."""
-        true, predicted, hits = (part[..., classes, :] for part in self[:3])
-        return Margins(true, predicted, hits, self.total)
-
-    def base_rate(self) -> Array:
-        """P(y = c | g)."""
-        return divide(self.true, self.total)
-
-    def selection_rate(self) -> Array:
-        """P(ŷ = c | g)."""
-        return divide(self.predicted, self.total)
-
-    def true_positive_rate(self) -> Array:
-        """P(ŷ = c | y = c, g)."""
-        return divide(self.hits, self.true)
-
-    def false_positive_rate(self) -> Array:
-        """P(ŷ = c | y ≠ c, g)."""
-        return divide(self.predicted - self.hits, self.total - self.true)
-
-    def precision(self) -> Array:
-        """P(y = c | ŷ = c, g)."""
-        return divide(self.hits, self.predicted)
-
-    def negative_predictive_value(self) -> Array:
-        """P(y ≠ c | ŷ ≠ c, g)."""
-        others = self.total - self.predicted
-        return divide(others - (self.true - self.hits), others)
-
-    def accuracy(self) -> Array:
-        """P(ŷ = y | g), shape [..., 1, G], of the margins of all classes."""
-        return divide(self.hits.sum(axis=-2, keepdims=True), self.total)
+NO_REPLICATE = "every replicate left a cell empty; too few rows for so many groups and classes"
+# Where a bootstrap has at least this share of the rows' own precision, rows are plain rows.
+_PLAIN_ROWS = 0.85
+# Rows up to which a share without a hit or a miss is drawn anew at other rates.
+_FEW = 1000
 
 
 def spread(rates: Array) -> Array:
@@ -94,12 +45,7 @@ def mean_pairwise(rates: Array) -> Array:
     return divide(2 * np.nansum(ranked * sign, axis=-1), (n * (n - 1.0))[..., 0])
 
 
-def ratio(rates: Array) -> Array:
-    """Smallest over largest over groups, [..., G] to [...]; 1 is even, and below 0.8 fails the four-fifths rule."""
-    return divide(np.fmin.reduce(rates, axis=-1), np.fmax.reduce(rates, axis=-1))
-
-
-def pooled(counts: Array) -> Array:
+def pooled(counts: NDArray[Any]) -> NDArray[Any]:
     """All groups as one: [..., G, C, C] to [..., 1, C, C]."""
     return counts.sum(axis=-3, keepdims=True)
 
@@ -113,17 +59,16 @@ def association(table: Array) -> Array:
         deviation /= np.sqrt(product)
     else:
         deviation = np.where(product > 0, deviation / np.sqrt(np.where(product > 0, product, 1)), 0.0)
-    return _classes_first(deviation)
+    return deviation.swapaxes(-1, -2)
 
 
-def cramers_v(table: Array) -> Array:
-    """Cramér's V of a table [..., G, C]: 0 is independence, 1 full association. Empty rows and columns do not count."""
-    return length(association(table), table)
+def cramers_v(table: Array, deviation: Array | None = None) -> Array:
+    """Cramér's V of a table [..., G, C]: 0 is independence, 1 full association. Empty rows and columns do not count.
 
-
-def length(deviation: Array, table: Array) -> Array:
-    """Cramér's V from deviations [..., C, G] of a table [..., G, C], as `association` has them."""
+    Its `association` [..., C, G] can be given where it is known.
+    """
     rows, columns = _filled(table)
+    deviation = association(table) if deviation is None else deviation
     return np.sqrt(divide((deviation**2).sum(axis=(-1, -2)), np.minimum(rows, columns) - 1.0))
 
 
@@ -141,26 +86,274 @@ def cramers_v_corrected(table: Array, n: Array | float | None = None) -> Array:
     return np.sqrt(divide(phi2, np.minimum(rows, columns) - 1))
 
 
+def _filled(table: Array) -> tuple[Array, Array]:
+    """How many rows and columns of a table have a count."""
+    rows, columns = ((table.sum(axis=axis) > 0).sum(axis=-1) for axis in (-1, -2))
+    return rows.astype(np.float64), columns.astype(np.float64)
+
+
 def association_value(name: str, counts: Array, n: int) -> Array:
-    """The metric itself: counts [..., G, C, C] of n rows to [...].
+    """An association metric: counts [..., G, C, C] of n rows to [...].
 
     Example:
         >>> association_value("cramers_v_excess", np.ones((2, 2, 2)), 8).item()
         0.0
     """
     by_prediction = counts.sum(axis=-2)
-    if name == "cramers_v":
-        return cramers_v(by_prediction)
     if name == "cramers_v_corrected":
         return cramers_v_corrected(by_prediction, n)
-    return cramers_v(by_prediction) - cramers_v(counts.sum(axis=-1))
+    value = cramers_v(by_prediction)
+    return value if name == "cramers_v" else value - cramers_v(counts.sum(axis=-1))
 
 
-def _filled(table: Array) -> tuple[Array, Array]:
-    rows = (table.sum(axis=-1) > 0).sum(axis=-1)
-    columns = (table.sum(axis=-2) > 0).sum(axis=-1)
-    return rows.astype(np.float64), columns.astype(np.float64)
+@dataclass(frozen=True)
+class Reduction:
+    """A metric as a function of rates [..., R, C, G]."""
+
+    metric: Metric  # what to compute
+    multiclass: Multiclass  # how classes are put together: the worst one, their mean, or weighted
+    weights: Array  # weight of each class, shape [C]
+    followed: int = 0  # the class whose signed difference is reported, where "max" would let signs cancel
+
+    def __call__(self, rates: Array) -> Array:
+        """The metric: [..., R, C, G] to [...]."""
+        match self.metric.compare:
+            case "minimum":
+                return np.fmin.reduce(rates, axis=(-1, -2, -3))
+            case "mean" if rates.shape[-3:] == (1, 1, 1):
+                return rates[..., 0, 0, 0]
+            case "mean":
+                every = (-1, -2, -3)
+                return divide(np.nansum(rates, axis=every), (~np.isnan(rates)).sum(axis=every))
+            case _:
+                return self.over_classes(self.by_class(rates))
+
+    def by_part(self, rates: Array) -> Array:
+        """Compare groups: [..., R, C, G] to [..., R, C]."""
+        match self.metric.compare:
+            case "ratio":
+                return divide(np.fmin.reduce(rates, axis=-1), np.fmax.reduce(rates, axis=-1))
+            case "to_overall":
+                return np.fmax.reduce(np.abs(rates[..., :-1] - rates[..., -1:]), axis=-1)
+            case "pairwise":
+                return mean_pairwise(rates)
+            case "signed":
+                return rates[..., 0] - rates[..., 1]
+            case "signed_ratio":
+                return divide(rates[..., 0], rates[..., 1])
+            case _:
+                return spread(rates)
+
+    def by_class(self, rates: Array) -> Array:
+        """Put the kinds of rate together: [..., R, C, G] to [..., C]."""
+        parts = self.by_part(rates)
+        if parts.shape[-2] == 1:
+            return parts[..., 0, :]
+        if self.metric.combine == "mean":
+            return parts.mean(axis=-2)
+        return parts.min(axis=-2) if self.metric.compare == "ratio" else parts.max(axis=-2)
+
+    def over_classes(self, by_class: Array) -> Array:
+        """Put classes together, [..., C] to [...]; those without a value count neither in an extreme nor in a mean."""
+        if by_class.shape[-1] == 1:
+            return by_class[..., 0]
+        if self.multiclass != "max":
+            weights = np.where(np.isnan(by_class), 0.0, self.weights if self.multiclass == "weighted" else 1.0)
+            return divide(np.nansum(by_class * weights, axis=-1), weights.sum(axis=-1))
+        if self.metric.compare in ("signed", "signed_ratio"):
+            return by_class[..., self.followed]
+        extreme = np.fmin if self.metric.compare == "ratio" else np.fmax
+        return extreme.reduce(by_class, axis=-1)
+
+    def gap_of_logarithms(self, log_rates: Array) -> Array:
+        """For a ratio that is an extreme over rates and classes: minus its logarithm, from logarithms of the rates."""
+        return np.fmax.reduce(spread(log_rates), axis=(-1, -2))
 
 
-def _hits(counts: Array) -> Array:
-    return np.diagonal(counts, axis1=-2, axis2=-1)
+def table_metrics(counts: Array, names: Sequence[str], min_cell: int = 10) -> dict[str, Array]:
+    """Metrics as an audit defines them, of tables that all have the same rows.
+
+    Args:
+        counts: rows by group, label and prediction, [S, G, C, C]. Tables may differ in the predictions alone.
+        names: metrics of counts: accuracy, gaps, worst groups, associations.
+        min_cell: a rate of fewer rows is undefined.
+
+    Returns:
+        By name, [S]; NaN where a table leaves a metric undefined.
+    """
+    margins, found = Margins.of(counts), {}
+    for name in names:
+        metric = METRICS[name]
+        if name == "accuracy":
+            found[name] = Margins.of(pooled(counts)).accuracy()[..., 0, 0]
+        elif metric.compare == "association":
+            found[name] = association_value(name, counts, int(counts[0].sum()))
+        else:
+            kinds = [RATES[rate] for rate in metric.rates]
+            rates = [np.where(kind.rows(margins) >= min_cell, kind.rate(margins), np.nan) for kind in kinds]
+            # Of two classes the positive one.
+            first = 1 if counts.shape[-1] == 2 and metric.compare != "minimum" else 0
+            stacked = np.stack(rates, axis=1)[..., first:, :]
+            found[name] = Reduction(metric, "max", np.ones(stacked.shape[-2]))(stacked)
+    return found
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The options that every figure of an audit shares."""
+
+    level: float  # confidence level
+    min_cell: int  # rows that a rate needs; with fewer it is undefined
+    multiclass: Multiclass  # how one-vs-rest gaps of several classes become one
+    prevalence: Array  # share of each class, shape [C], for "weighted"
+
+
+@dataclass(frozen=True)
+class Stack:
+    """The rates of a metric, stacked, with unusable cells as NaN."""
+
+    rates: tuple[Rates, ...]  # what is stacked
+    hat: Array  # shape [R, C, G]
+    usable: NDArray[np.bool_]  # which cells take part, shape [R, C, G]
+    rows: NDArray[np.int64]  # shape [R, C, G]
+    independent: NDArray[np.int64]  # rows or clusters, shape [R, C, G]
+    kept: NDArray[np.bool_]  # replicates without an empty cell, shape [B before leaving out]
+    excluded: tuple[str, ...]  # the reason for each cell left out
+
+    @classmethod
+    def of(cls, metric: Metric, rates: Sequence[Rates], groups: Sequence[str], min_cell: int) -> "Stack":
+        """Stack rates and take out the cells with too few rows."""
+        rows, hat, independent, enough = (
+            _stacked(parts)
+            for parts in zip(*((r.rows, r.hat, r.independent, r.enough(min_cell)) for r in rates), strict=True)
+        )
+        usable = enough & ~np.isnan(hat)
+        excluded = [
+            rates[kind].shortage(int(c), int(g), groups[g], min_cell)
+            for kind, c, g in zip(*np.nonzero(~usable), strict=True)
+        ]
+        if excluded and metric.compare not in ("minimum", "mean"):
+            # A rate that only one group has says nothing about a gap: left out, never 0.
+            compared = usable[..., :-1] if metric.compare == "to_overall" else usable
+            usable &= compared.sum(axis=-1, keepdims=True) >= 2
+        if metric.compare == "ratio":
+            # Nor has a rate that is 0 in every group a ratio: a class that is never predicted takes no part.
+            usable &= np.max(hat, axis=-1, keepdims=True, where=usable, initial=0.0) > 0
+        if not usable.all():
+            if len(rates) > 1 and metric.compare not in ("minimum", "mean"):
+                # A figure made of several rates needs them all: a class without one takes no part with the others.
+                usable &= usable.any(axis=-1, keepdims=True).all(axis=0, keepdims=True)
+            hat = np.where(usable, hat, np.nan)
+        kept = np.ones(len(rates[0].star), dtype=bool)
+        if any(r.has_empty for r in rates):
+            kept = np.asarray(~(np.isnan(_replicates([r.star for r in rates])) & usable).any(axis=(1, 2, 3)))
+        return cls(tuple(rates), hat, usable, rows, independent, kept, tuple(dict.fromkeys(excluded)))
+
+    @cached_property
+    def star(self) -> Array:
+        """The replicates that are kept, shape [B, R, C, G]."""
+        star = _replicates([r.star for r in self.rates])
+        if not self.kept.all():
+            star = star[self.kept]
+        return star if self.usable.all() else np.where(self.usable, star, np.nan)
+
+    def wide(self, level: float) -> Array:
+        """How far to stretch the replicates, shape [R, C, G]."""
+        return _stacked([r.wide(level) for r in self.rates])
+
+    def errors(self, level: float) -> Array:
+        """Errors hat − star, stretched for the few rows or clusters there are, shape [B, R, C, G]."""
+        if self.usable.all() and self.kept.all():
+            return _replicates([r.errors(level) for r in self.rates])
+        return (self.hat - self.star) * self.wide(level)
+
+    @cached_property
+    def se(self) -> Array:
+        """Standard errors of the rates, shape [R, C, G]."""
+        if self.kept.all() or not self.kept.any():
+            return _stacked([r.se for r in self.rates])
+        return np.asarray(np.std(self.star, axis=0))
+
+    @cached_property
+    def _effective(self) -> Array:
+        """Rows, or how many of them say as much as weighted or clustered rows do, shape [R, C, G]."""
+        variance, rows = self.hat * (1 - self.hat), np.maximum(self.rows, 1.0)
+        known = (self.se > 0) & (variance > ROUNDED)
+        found = np.divide(variance, self.se**2, out=np.maximum(self.independent, 1.0), where=known)
+        # A bootstrap knows a variance to a few percent. Rows of a cluster may say as much as single rows do.
+        return np.where(found > _PLAIN_ROWS * (rows - 1), rows, found)
+
+    def noise(self, rates: Array) -> Array:
+        """Standard errors of the rates if these were the true ones, both [R, C, G]."""
+        kept = np.clip(rates, 0.5 / (self._effective + 1), 1 - 0.5 / (self._effective + 1))
+        return np.asarray(np.sqrt(kept * (1 - kept) / self._effective))
+
+    def errors_at(self, error: Array, se: Array, rates: Array) -> intervals.Errors:
+        """What errors [B, R, C, G] with these standard errors would be if these were the true rates.
+
+        They are scaled. Where rows are few, or none or all of them are hits, errors have a shape that depends on the
+        rate as well: there they are those of as many draws with the true rate, in the same order.
+        """
+        there = self.noise(rates)
+        drawn = error * np.divide(there, se, out=np.ones_like(se), where=se > 0)
+        for (r, c, g), order in self._thin.items():
+            n, rate = max(1, round(self._effective[r, c, g])), float(rates[r, c, g])
+            drawn[order, r, c, g] = binomial_errors(len(order), n, rate)
+        return intervals.Errors(drawn, there)
+
+    @cached_property
+    def _thin(self) -> dict[tuple[int, int, int], NDArray[np.intp]]:
+        """The replicates by descending rate, of rates with few rows, or without a hit or a miss."""
+        settled = (self.hat < ROUNDED) | (self.hat > 1 - ROUNDED)
+        few = self.usable & (self._effective <= _FEW) & ((self.independent < STABLE_ROWS) | settled)
+        return {(r, c, g): np.argsort(-self.star[:, r, c, g]) for r, c, g in np.argwhere(few).tolist()}
+
+    @cached_property
+    def even(self) -> Array:
+        """The rates that all groups would have in common, shape [R, C, G]."""
+        weight = np.where(np.isnan(self.hat), 0.0, self._effective)
+        mean = np.nansum(self.hat * weight, axis=-1, keepdims=True) / np.maximum(weight.sum(axis=-1, keepdims=True), 1)
+        return np.where(np.isnan(self.hat), np.nan, mean)
+
+    def reduction(self, metric: Metric, rules: Rules) -> Reduction:
+        """The metric as a function of these rates."""
+        n_classes = self.hat.shape[1]
+        weights = rules.prevalence if len(rules.prevalence) == n_classes else np.ones(n_classes)
+        reduction = Reduction(metric, rules.multiclass, weights)
+        if metric.compare in ("signed", "signed_ratio") and n_classes > 1:
+            distance = np.abs(reduction.by_class(self.hat) - (metric.ideal or 0.0))
+            reduction = replace(reduction, followed=int(np.argmax(np.nan_to_num(distance, nan=-1.0))))
+        return reduction
+
+    def why_undefined(self, reduction: Reduction) -> str | None:
+        """The reason why there is no figure, or None."""
+        if not np.isnan(reduction(self.hat)):
+            return None if self.kept.any() else NO_REPLICATE
+        if self.excluded:
+            return in_short(self.excluded)
+        if reduction.metric.compare in ("ratio", "signed_ratio"):
+            return "no row of the groups compared is predicted positive, so a ratio of their rates has no value"
+        return "fewer than two groups can be compared"
+
+
+def binomial_errors(size: int, n: int, rate: float) -> Array:
+    """Errors of the share of hits among n rows, ascending, at evenly spaced quantiles, [size].
+
+    Example:
+        >>> binomial_errors(4, 10, 0.5).round(2).tolist()
+        [-0.2, -0.1, 0.1, 0.2]
+    """
+    from scipy.special import bdtr  # here: not needed for --help
+
+    up_to = bdtr(np.arange(n), n, min(max(rate, 0.0), 1.0))
+    return np.asarray(np.searchsorted(up_to, (np.arange(size) + 0.5) / size) / n - rate)
+
+
+def _stacked(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    return parts[0][None] if len(parts) == 1 else np.stack(parts)
+
+
+def _replicates(parts: Sequence[Array]) -> Array:
+    """Stack R arrays [B, C, G] to [B, R, C, G]."""
+    # Replicates stay contiguous in memory, as `Content.total` has them: reductions over groups are then quick.
+    return _stacked([part.transpose(1, 2, 0) for part in parts]).transpose(3, 0, 1, 2)

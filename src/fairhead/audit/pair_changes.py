@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairhead.audit.audit_results import REVERSED
+from fairhead.audit.metrics import Rules
 from fairhead.audit.paired_values import LEAST
-from fairhead.audit.rate_stack import Rules
-from fairhead.audit.rates import Tables
+from fairhead.audit.tables import Tables
 from fairhead.stats import Difference, Span, intervals
 from fairhead.stats.paired import change_of_size
 

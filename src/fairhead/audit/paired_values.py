@@ -7,14 +7,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fairhead.audit.association import enough_rows
 from fairhead.audit.candidate_rates import contrasts_of, signed_gap
-from fairhead.audit.catalogue import Metric, Reduction
-from fairhead.audit.metrics import association_value
-from fairhead.audit.rate_stack import NO_REPLICATE, Rules, Stack
-from fairhead.audit.rates import Rates, Tables
+from fairhead.audit.catalogue import Metric
+from fairhead.audit.estimate import enough_rows
+from fairhead.audit.metrics import NO_REPLICATE, Reduction, Rules, Stack, association_value
+from fairhead.audit.rates import Rates
 from fairhead.audit.run_audit import tables_for
 from fairhead.audit.score_rates import BinnedPair, BinnedScores
+from fairhead.audit.tables import Tables
 from fairhead.stats import Estimate, Span, intervals
 from fairhead.stats.paired import change_of_size
 

@@ -3,31 +3,26 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import prod
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fairhead.audit.association import association_estimate
 from fairhead.audit.audit_results import Audit, headline_of
 from fairhead.audit.audited_rows import View, group_columns, one_group, read_rows, reference_groups, with_weight
-from fairhead.audit.catalogue import OWN, Chosen, Metric, Multiclass, choose_metrics
+from fairhead.audit.catalogue import OWN, Chosen, Metric, Multiclass, choose_metrics, with_own
 from fairhead.audit.curves import curves_of
-from fairhead.audit.estimate import estimate
-from fairhead.audit.own_metrics import with_own
-from fairhead.audit.predicted_numbers import NUMBER_RATES, NumberSample
-from fairhead.audit.rate_stack import Rules
-from fairhead.audit.rates import RATES, Kind, Rates, Tables, small_groups
+from fairhead.audit.estimate import association_estimate, estimate
+from fairhead.audit.metrics import Rules
+from fairhead.audit.rates import RATES, Rates
 from fairhead.audit.score_gaps import SCORE_GAPS
 from fairhead.audit.score_rates import ScoreTables
-from fairhead.audit.several_labels import label_sample, label_tables
+from fairhead.audit.tables import NUMBER_RATES, Drawing, Draws, Tables
 from fairhead.errors import InputError
 from fairhead.records import Column, Records, keep_freed_memory
 from fairhead.report.wording import UNDECIDED, four_fifths
 from fairhead.stats import Curves, Estimate, GroupRow, intervals
 from fairhead.stats.bootstrap import MIN_ROWS, STABLE_ROWS
-from fairhead.stats.clusters import MOST_CELLS, cell_numbers, clusters_in, count_rows, sample_of_table, tabulate
 from fairhead.stats.max_t import westfall_young
 
 _BY_GROUP = ("base_rate", "selection_rate", "TPR", "FPR", "precision", "NPV", "accuracy")
@@ -141,16 +136,6 @@ def audit(
 
 
 @dataclass(frozen=True)
-class Draws:
-    """How many replicates, from which seed; which groups take part in gaps; the rates by name."""
-
-    n_boot: int
-    seed: int
-    min_group: float = 0
-    kinds: Mapping[str, Kind] = field(default_factory=lambda: RATES)
-
-
-@dataclass(frozen=True)
 class Part:
     """One group column (or all rows as one group) and the figures drawn from it."""
 
@@ -164,30 +149,10 @@ class Part:
     @cached_property
     def tables(self) -> Tables:
         """Counts and their replicates."""
-        view, n_classes = self.view, len(self.view.classes)
-        clusters = clusters_in(self.column.codes, len(self.column.levels), view.cluster)
-        groups = tuple(str(level) for level in self.column.levels)
-        draws = self.draws
-        if view.numbers is not None:
-            drawn = NumberSample([view.numbers], self.column.codes, groups, view.weight, view.cluster)
-            return drawn.bootstrap(draws.n_boot, draws.seed, clusters, draws.min_group)[0]
-        if view.labels:
-            sample = label_sample([view], self.column.codes, len(groups))
-            stars = sample.bootstrap(draws.n_boot, np.random.default_rng(draws.seed))
-            return label_tables(sample, stars, view.classes, groups, clusters, draws.min_group)[0]
-        if self.finer is not None:
-            return replace(self.finer.tables.all_rows, clusters=clusters)
-        shape = (len(self.column.levels), n_classes, n_classes)
-        columns = [self.column.codes, view.label, view.prediction]
-        if view.weight is None and view.cluster is None and prod(shape) <= MOST_CELLS:
-            sample = sample_of_table(count_rows(columns, shape))
-        else:
-            sample = tabulate([cell_numbers(columns, shape)], [shape], view.weight, view.cluster)
-        star = sample.bootstrap(self.draws.n_boot, np.random.default_rng(self.draws.seed))[0]
-        rows = sample.contents[0].rows
-        small = small_groups(rows.sum(axis=(-1, -2)), self.draws.min_group)
-        hat, kinds = sample.observed()[0], self.draws.kinds
-        return Tables(groups, view.classes, hat, star, rows, clusters=clusters, small=small, kinds=kinds)
+        drawing = Drawing([self.view], self.column, self.draws)
+        if self.finer is not None and self.view.numbers is None and not self.view.labels:
+            return replace(self.finer.tables.all_rows, clusters=drawing.clusters)
+        return drawing.bootstrap()[0]
 
     @cached_property
     def scores(self) -> ScoreTables:

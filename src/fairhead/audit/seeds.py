@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairhead.audit.audited_rows import View, group_columns
-from fairhead.audit.catalogue import METRICS, Reduction, choose_metrics
-from fairhead.audit.rate_stack import Rules, Stack
-from fairhead.audit.rates import Tables
+from fairhead.audit.catalogue import METRICS, choose_metrics
+from fairhead.audit.metrics import Reduction, Rules, Stack
+from fairhead.audit.tables import Tables
 from fairhead.errors import InputError, did_you_mean
 from fairhead.records import Records
 from fairhead.stats import Difference, intervals

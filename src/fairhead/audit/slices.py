@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from fairhead.audit.audited_rows import View, cross, read_rows, with_weight
 from fairhead.audit.drift import span
-from fairhead.audit.rate_stack import Rules
-from fairhead.audit.run_audit import Draws, Part
+from fairhead.audit.metrics import Rules
+from fairhead.audit.run_audit import Part
+from fairhead.audit.tables import Draws
 from fairhead.errors import InputError
 from fairhead.records import Column, Records
 from fairhead.report.result import Result

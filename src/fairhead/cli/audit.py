@@ -175,7 +175,7 @@ class Statistics:
         names, file, _ = given.pop("metric"), given.pop("metrics_from"), given.pop("slices")
         metrics: Sequence[Any] | None = names or None
         if file is not None:
-            from fairhead.audit.own_metrics import read_metrics
+            from fairhead.audit.catalogue import read_metrics
 
             own = {metric.name: metric for metric in read_metrics(file)}
             # Its metrics may be named, too, and stand last then as well.

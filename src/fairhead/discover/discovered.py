@@ -11,7 +11,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from fairhead.audit import Audit, audit
-from fairhead.audit.catalogue import table_metrics
+from fairhead.audit.metrics import table_metrics
 from fairhead.data import Dataset, Images
 from fairhead.discover.clustering import Agreement, FoundCluster, Grouping, Stable
 from fairhead.errors import InputError

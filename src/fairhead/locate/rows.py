@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairhead.audit import compare
-from fairhead.audit.catalogue import table_metrics
+from fairhead.audit.metrics import table_metrics
 from fairhead.data import Dataset, Images, parse_spec
 from fairhead.errors import InputError
 from fairhead.locate.directions import evidence_of

@@ -82,6 +82,11 @@ class Sample:
     multiplicity: Ints  # occurrences of each unit, shape [U]
     contents: tuple[Content, ...]  # one table of cells, or two for a paired comparison
 
+    @property
+    def rows(self) -> list[Ints]:
+        """Rows in each cell, unweighted, one array [*cells] a table."""
+        return [content.rows for content in self.contents]
+
     def observed(self) -> list[Array]:
         """The (weighted) counts of the sample itself, one array [*cells] a table."""
         return [content.total(self.multiplicity[:, None].astype(np.float64))[0] for content in self.contents]

@@ -239,7 +239,7 @@ def absolute_sum(hat: Array, error: Array, level: float = 0.95, curve: bool = Fa
     return found._replace(high=max(found.high, observed - float(quantiles(one_sign, [(1 - level) / 2])[0])))
 
 
-def spread_of_sums(terms: tuple[Array, Array], own: Callable[[int, float], Interval], level: float = 0.95) -> Interval:
+def spread_of_sums(hat: Array, error: Array, own: Callable[[int, float], Interval], level: float = 0.95) -> Interval:
     """Interval of the largest minus the smallest Σ|term| over groups.
 
     Noise makes these sums larger, most of all in small groups, so the gap between them can be too large as well as too
@@ -247,18 +247,17 @@ def spread_of_sums(terms: tuple[Array, Array], own: Callable[[int, float], Inter
     largest difference. Its lower end is corrected (Bonferroni) for the number of pairs that could have been it.
 
     Args:
-        terms: observed, shape [K, G], and their errors, shape [B, K, G].
+        hat: observed terms, shape [K, G].
+        error: their errors, shape [B, K, G].
         own: from a group and a level to its interval, as `absolute_sum` makes it.
         level: confidence level.
 
     Example:
         >>> noise = np.random.default_rng(0).normal(0, [0.01, 0.05], (2001, 15, 2))
-        >>> terms = (noise[0], noise[1:])
         >>> own = lambda g, level: absolute_sum(noise[0][:, g], noise[1:, :, g], level)
-        >>> spread_of_sums(terms, own).low
+        >>> spread_of_sums(noise[0], noise[1:], own).low
         0.0
     """
-    hat, error = terms
     n_groups = hat.shape[1]
     sums = np.abs(hat).sum(axis=0)
     pairs = n_groups * (n_groups - 1) // 2

@@ -13,7 +13,7 @@ from scipy.linalg import sqrtm
 from sklearn.covariance import OAS
 
 import fairhead
-from fairhead.audit.catalogue import table_metrics
+from fairhead.audit.metrics import table_metrics
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.locate.ablation import layer_matched, norm_matched
 from fairhead.locate.decompose import Decomposer

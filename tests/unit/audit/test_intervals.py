@@ -12,9 +12,9 @@ import fairhead
 from fairhead.audit import METRICS, score_rates
 from fairhead.audit.candidate_rates import tied_lowest
 from fairhead.audit.estimate import estimate
-from fairhead.audit.rate_stack import Rules, Stack
-from fairhead.audit.rates import Tables
+from fairhead.audit.metrics import Rules, Stack
 from fairhead.audit.run_audit import tables_for
+from fairhead.audit.tables import Tables
 from fairhead.records import Column, Records
 from fairhead.stats import intervals
 from fairhead.stats.clusters import tabulate

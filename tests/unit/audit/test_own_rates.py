@@ -7,7 +7,7 @@ from sklearn.metrics import f1_score
 
 import fairhead
 from fairhead.audit import define_metric
-from fairhead.audit.own_metrics import read_metrics
+from fairhead.audit.catalogue import read_metrics
 from fairhead.errors import InputError
 
 

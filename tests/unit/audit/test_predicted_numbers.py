@@ -10,7 +10,7 @@ from scipy.stats import permutation_test
 from sklearn.metrics import mean_absolute_error, mean_squared_error, r2_score
 
 import fairhead
-from fairhead.audit import predicted_numbers
+from fairhead.audit import tables
 from fairhead.cli import main
 from fairhead.errors import InputError
 
@@ -65,7 +65,7 @@ def test_many_rows_and_few_have_the_same_intervals(monkeypatch):
     """Sums of many rows are drawn as normal ones, and clusters of one row as rows."""
     frame = made(3000).assign(one=range(3000))
     drawn = fairhead.audit(frame, **COLUMNS, n_boot=4000)
-    monkeypatch.setattr(predicted_numbers, "_MANY", 10)
+    monkeypatch.setattr(tables, "_MANY", 10)
     normal = fairhead.audit(frame, **COLUMNS, n_boot=4000)
     clustered = fairhead.audit(frame, **COLUMNS, cluster="one", n_boot=4000)
     for one, *others in zip(drawn.estimates, normal.estimates, clustered.estimates, strict=True):
@@ -138,7 +138,7 @@ def test_p_of_a_smaller_error_is_scipys(monkeypatch, way):
     frame = made(600).assign(one=range(600))
     other = frame.assign(said=frame.income + (frame.said - frame.income) * np.tile([0.6, 1.34], 300))
     if way == "normal":
-        monkeypatch.setattr(predicted_numbers, "_MANY", 10)
+        monkeypatch.setattr(tables, "_MANY", 10)
     more = {"cluster": "one"} if way == "clusters" else {}
     found = fairhead.compare(frame, other, **COLUMNS, **more, metrics=["MAE"], n_boot=200, n_perm=20_000)
     sizes = [np.abs(table.said - table.income).to_numpy() for table in (frame, other)]

@@ -7,7 +7,7 @@ import fairhead
 from fairhead.audit import METRICS
 from fairhead.audit import candidate_rates as shrinkage
 from fairhead.audit.candidate_rates import candidate_rates
-from fairhead.audit.catalogue import Reduction
+from fairhead.audit.metrics import Reduction
 from fairhead.records import Records
 from fairhead.stats import intervals
 
