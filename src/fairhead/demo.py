@@ -34,7 +34,7 @@ from fairhead.report.sections.audited import Audited
 from fairhead.report.sections.changes import Compared
 from fairhead.report.sections.plain import PlainTable, PlainTables, Text
 from fairhead.report.wording import number, signed
-from fairhead.stats.outcome import p_text
+from fairhead.stats import p_text
 from fairhead.store import made_folder
 
 CLASSES = ("even", "odd")

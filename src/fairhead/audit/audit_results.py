@@ -62,12 +62,6 @@ def headline_of(asked: Iterable[Metric]) -> list[str]:
 class Audit(Result):
     """Gaps with intervals: what `fairhead.audit` returns.
 
-    Attributes:
-        estimates: overall figures first, then those of each group column.
-        by_group: the figures of each group of each column.
-        provenance: where the rows came from, and the options of the audit.
-        curves: for each group column, thresholds, ROC and calibration by group, where there is one score.
-
     Example:
         >>> gap = Estimate("DP", "race", 0.12, 0.08, 0.16, n=500, ideal=0.0)
         >>> found = Audit((gap,), (), {"rows": 500})
@@ -75,10 +69,10 @@ class Audit(Result):
         (0.12, 'race')
     """
 
-    estimates: tuple[Estimate, ...]
-    by_group: tuple[GroupRow, ...]
-    provenance: Mapping[str, Any]
-    curves: "tuple[Curves, ...]" = ()
+    estimates: tuple[Estimate, ...]  # overall figures first, then those of each group column
+    by_group: tuple[GroupRow, ...]  # the figures of each group of each column
+    provenance: Mapping[str, Any]  # where the rows came from, and the options of the audit
+    curves: "tuple[Curves, ...]" = ()  # thresholds, ROC and calibration of each group column, where there is one score
 
     def __getitem__(self, key: str | tuple[str, str | None]) -> Estimate:
         """`audit["DP"]` where that is unique, or `audit["DP", "race"]`; "F1" is also that of `define_metric`."""
@@ -140,13 +134,6 @@ def _columns(audit: "Audit") -> list[str]:
 class Comparison(Result):
     """Paired differences of two sets of predictions: what `fairhead.compare` returns.
 
-    Attributes:
-        differences: one for each metric and group column, b minus a.
-        a: the audit of the first predictions, on the rows that both have.
-        b: the audit of the second.
-        provenance: where both came from, how they were joined, and the options.
-        pairs: changes of signed differences between two groups, of the rates behind the headline metrics.
-
     Example:
         >>> alone = Audit((), (), {})
         >>> moved = Difference("DP", "race", 0.2, 0.1, -0.1, -0.15, -0.05, 900, p=0.001, p_adjusted=0.004)
@@ -154,10 +141,11 @@ class Comparison(Result):
         -0.1
     """
 
-    differences: tuple[Difference, ...]
-    a: Audit
-    b: Audit
-    provenance: Mapping[str, Any]
+    differences: tuple[Difference, ...]  # one for each metric and group column, b minus a
+    a: Audit  # of the first predictions, on the rows that both have
+    b: Audit  # of the second
+    provenance: Mapping[str, Any]  # where both came from, how they were joined, and the options
+    # Changes of signed differences between two groups, of the rates behind the headline metrics
     pairs: tuple[Difference, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
@@ -227,10 +215,10 @@ def audit_verdicts(audit: Audit, rates: Sequence[str] = ()) -> list[report.Sente
         verdicts[1:1] = _against_reference(audit, rates)
     for of_all in audit.estimates:
         e = stable(of_all)
-        if e.metric == "impact_ratio" and e.value is not None and e.low is not None and e.high is not None:
+        if e.metric == "impact_ratio" and e.span is not None:
             figures = f"{e.value:.2f} ({100 * level:g} % interval {e.low:.2f} to {e.high:.2f})"
             word = e.detail.get("four_fifths", "undecided")
-            alone, tone = four_fifths(e.low, e.high), {FAILS: "bad", HOLDS: "good"}.get(word, "unclear")
+            alone, tone = four_fifths(e.span.low, e.span.high), {FAILS: "bad", HOLDS: "good"}.get(word, "unclear")
             verb = "cannot be decided" if alone == UNDECIDED else alone
             column = f"{e.group_by}, taken alone" if word != alone else e.group_by
             if of_all.value is not None and of_all.value != e.value:
@@ -273,16 +261,11 @@ def _against_reference(audit: Audit, rates: Sequence[str]) -> list[report.Senten
         apart = []
         for rate in rates:
             one, other = own.get(rate), reference.get(rate)
-            if (
-                one
-                and other
-                and one.value is not None
-                and other.value is not None
-                and min(one.n, other.n) >= STABLE_ROWS
-            ):
+            if not (one and other and one.span and other.span) or min(one.n, other.n) < STABLE_ROWS:
+                continue
+            if one.span.low > other.span.high or other.span.low > one.span.high:
                 scale = scale_of(rate, one.value, one.low, one.high)
-                if (one.low or 0.0) > (other.high or 0.0) or (other.low or 0.0) > (one.high or 0.0):
-                    apart.append(f"{in_words(rate)} {scale.write(one.value)} against {scale.write(other.value)}")
+                apart.append(f"{in_words(rate)} {scale.write(one.span.value)} against {scale.write(other.span.value)}")
         found.append((len(apart), group, apart))
     most = max(found, key=lambda each: each[0], default=(0, "", []))
     text = f"By {column}, {most[1]} against {references.get(column)}, the reference: {', '.join(most[2])}."
@@ -297,8 +280,8 @@ def stable(estimate: Estimate) -> Estimate:
 
 def clearest(estimates: Iterable[Estimate]) -> list[Estimate]:
     """Gaps that are defined, by what is certain of them: the largest value is often that of the smallest group."""
-    defined = [e for e in map(stable, estimates) if e.value is not None and e.low is not None and e.high is not None]
-    return sorted(defined, key=lambda e: (e.low or 0.0, e.value or 0.0), reverse=True)
+    defined = [e for e in map(stable, estimates) if e.span is not None]
+    return sorted(defined, key=lambda e: (e.low, e.value), reverse=True)
 
 
 def _headlines(gaps: list[Estimate], level: float) -> list[report.Sentence]:
@@ -345,11 +328,11 @@ def _is_crossed(estimate: Estimate) -> bool:
 
 def _figures(gap: Estimate, level: float) -> str:
     """Value and interval of a gap, the groups that attain it, and those whose difference is most certain."""
-    assert gap.value is not None
-    assert gap.low is not None
-    assert gap.high is not None
-    scale = scale_of(gap.metric, gap.value, gap.low, gap.high, difference=True)
-    text = f"{scale.write(gap.value)} ({100 * level:g} % interval {scale.number(gap.low)} to {scale.number(gap.high)})"
+    span = gap.span
+    assert span is not None
+    scale = scale_of(gap.metric, span.value, span.low, span.high, difference=True)
+    ends = f"{scale.number(span.low)} to {scale.number(span.high)}"
+    text = f"{scale.write(span.value)} ({100 * level:g} % interval {ends})"
     if gap.groups:
         text += f", {between(gap)}"
     certain = gap.detail.get("most_certain", ())

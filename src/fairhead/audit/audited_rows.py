@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fairhead.audit.score_gaps import SCORE_GAPS
-from fairhead.audit.score_rates import Scores
+from fairhead.audit.score_rates import SCORE_GAPS, Scores
 from fairhead.errors import InputError, did_you_mean
 from fairhead.records import Column, Records
 from fairhead.report.wording import CROSS

@@ -39,24 +39,14 @@ _NOISIER = 1.1
 
 def candidate_rates(
     reduction: Reduction,
-    hat: Array,
-    se: Array,
+    hat: Array,  # observed rates (or their logarithms), shape [R, C, G]; with "to_overall" the last group is all rows
+    se: Array,  # their standard errors
     level: float,
-    errors: Callable[[Array], intervals.Errors] | None = None,
-    even: Array | None = None,
+    errors: Callable[[Array], intervals.Errors] | None = None,  # as in `Candidates`
+    even: Array | None = None,  # the rates of an even model
     logarithms: bool = False,
 ) -> intervals.Candidates:
-    """For `intervals.gap`: rates with a smaller gap than observed.
-
-    Args:
-        reduction: the metric: a gap, or a ratio as a gap of logarithms.
-        hat: observed rates (or their logarithms), shape [R, C, G]; with "to_overall" the last group is all rows.
-        se: their standard errors.
-        level: confidence level.
-        errors: from true rates to the errors that they would have; None where these do not depend on the rates.
-        even: the rates of an even model.
-        logarithms: the metric is a ratio, as `Reduction.gap_of_logarithms` has it.
-    """
+    """For `intervals.gap`: rates with a smaller gap than observed, of a gap, or of a ratio as a gap of logarithms."""
     reduce = reduction.gap_of_logarithms if logarithms else reduction
     to_overall = _to_overall(reduction)
     se = np.maximum(se, _NO_NOISE)

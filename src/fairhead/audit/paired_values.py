@@ -2,26 +2,99 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fairhead.audit.audit_results import REVERSED
 from fairhead.audit.candidate_rates import contrasts_of, signed_gap
 from fairhead.audit.catalogue import Metric
 from fairhead.audit.estimate import enough_rows
 from fairhead.audit.metrics import NO_REPLICATE, Reduction, Rules, Stack, association_value
+from fairhead.audit.ranked import CALIBRATION_BINS
 from fairhead.audit.rates import Rates
 from fairhead.audit.run_audit import tables_for
-from fairhead.audit.score_rates import BinnedPair, BinnedScores
+from fairhead.audit.score_rates import LABEL, Scores, ScoreTables, binned_auc, equal_bins
 from fairhead.audit.tables import Tables
-from fairhead.stats import Estimate, Span, intervals
+from fairhead.records import Column
+from fairhead.stats import Difference, Estimate, Span, intervals
+from fairhead.stats.clusters import cell_numbers, clusters_in, divide, tabulate
 from fairhead.stats.paired import change_of_size
 
 Array = NDArray[np.float64]
 
+# Of more groups, each is compared with the reference only.
+ALL_PAIRS = 12
 # What rounding makes of no change at all.
 LEAST = 1e-12
+
+
+@dataclass(frozen=True)
+class BinnedScores:
+    """Figures of one of the two scores, from counts of (group, label, bin); the bins are those of both together."""
+
+    groups: tuple[str, ...]  # names of the groups
+    counts: Array  # (weighted) counts, shape [G, 2, K]
+    star: Array  # replicates, shape [B, G, 2, K]
+    rows: NDArray[np.int64]  # rows of each (group, label), shape [G, 2]
+    mean: Array  # mean score in each bin, shape [K]
+    clusters: NDArray[np.int64] | None  # as in `Rates`
+    # Exact figures to move the binned ones to, with the spread of an AUC stretched to that without bins; None for
+    # swaps, where only binned ones compare
+    exact: ScoreTables | None
+
+    def rates(self, name: str) -> Rates:
+        """The rate called "AUC", "Brier" or "ECE" for all groups."""
+        hat, star = self._figure(name, self.counts), self._figure(name, self.star)
+        need = "rows in the smaller of its two classes" if name == "AUC" else "rows"
+        rows = self.rows.min(axis=-1) if name == "AUC" else self.rows.sum(axis=-1)
+        if self.exact is not None:
+            exact = self.exact.rates(name).hat[0]
+            wide = self.exact.auc_stretch(self.counts) if name == "AUC" else 1.0
+            hat, star = exact, exact + (star - hat) * wide
+        return Rates(hat[None], star[:, None], rows[None], lambda c: need, self.clusters)
+
+    def _figure(self, name: str, counts: Array) -> Array:
+        if name == "AUC":
+            return binned_auc(counts[..., 1, :], counts[..., 0, :])
+        total = counts.sum(axis=(-1, -2))
+        if name == "Brier":
+            return divide((counts * (self.mean - LABEL) ** 2).sum(axis=(-1, -2)), total)
+        return divide(np.abs((counts * (LABEL - self.mean)).sum(axis=-2)).sum(axis=-1), total)
+
+
+BinnedPair = tuple[BinnedScores, BinnedScores]
+
+
+def pair_scores(
+    first: Scores, second: Scores, column: Column, n_boot: int, n_perm: int, seed: int
+) -> tuple[BinnedPair, BinnedPair]:
+    """Both scores resampled together, and swapped; each as a pair (a, b)."""
+    both = np.concatenate([first.score, second.score])
+    bins = equal_bins(both, CALIBRATION_BINS)
+    mean = np.bincount(bins, both, CALIBRATION_BINS) / np.maximum(np.bincount(bins, minlength=CALIBRATION_BINS), 1)
+    shape = (len(column.levels), 2, CALIBRATION_BINS)
+    n = len(first.score)
+    keys = [cell_numbers([column.codes, first.label, part], shape) for part in (bins[:n], bins[n:])]
+    sample = tabulate(keys, [shape, shape], first.weight, first.cluster)
+    groups = tuple(str(level) for level in column.levels)
+    clusters = clusters_in(column.codes, shape[0], first.cluster)
+    exact = [ScoreTables(scores, column.codes, shape[0], 1, seed) for scores in (first, second)]
+
+    def pair(stars: list[Array], move: bool) -> BinnedPair:
+        one, other = (
+            BinnedScores(groups, hat, star, rows.sum(axis=-1), mean, clusters, side if move else None)
+            for hat, star, rows, side in zip(sample.observed(), stars, sample.rows, exact, strict=True)
+        )
+        return one, other
+
+    return (
+        pair(sample.bootstrap(n_boot, np.random.default_rng(seed)), move=True),
+        pair(sample.swapped(n_perm, np.random.default_rng(seed)), move=False),
+    )
 
 
 class PairedValues(NamedTuple):
@@ -105,14 +178,13 @@ def paired_ends(
     It reaches no further than the rates of the same rows moved: |gap(b) − gap(a)| ≤ gap(b − a).
     """
     value = drawn.b - drawn.a
-    both = [e for e in alone if e.value is not None and e.low is not None and "at_most" not in e.detail]
+    both = [e.span for e in alone if e.span is not None and "at_most" not in e.detail]
     if drawn.moved is None or len(both) < 2:
         return Span(value, bootstrap.low, bootstrap.high)
     two = drawn.moved.two_groups(level)
     if two is not None:
         return two
-    one, other = (Span(e.value or 0.0, e.low or 0.0, e.high or 0.0) for e in both)
-    ends = intervals.difference(one, other, drawn.moved.correlation(), metric.ideal)
+    ends = intervals.difference(both[0], both[1], drawn.moved.correlation(), metric.ideal)
     most = drawn.moved.most(level)
     low, high = -most, most
     if metric.compare == "ratio":  # there the rates moved by factors
@@ -183,3 +255,93 @@ def _association(metric: Metric, pair: tuple[Tables, Tables], rules: Rules) -> P
         return "fewer than two groups, or two classes, can be compared"
     star_a, star_b = (association_value(metric.name, t.star[:, usable], n) for t in pair)
     return PairedValues(a, b, star_a, star_b)
+
+
+class PairChanges(NamedTuple):
+    """Changes of one group column, how many standard errors each is, and the largest by chance."""
+
+    differences: list[Difference]
+    observed: Array  # shape [changes]
+    largest: Array  # in swaps, shape [B]
+
+    @classmethod
+    def joined(cls, name: str, parts: "Sequence[PairChanges]") -> "PairChanges":
+        """Changes of several rates of the column of this name."""
+        found = [replace(d, group_by=name) for part in parts for d in part.differences]
+        observed = np.concatenate([np.zeros(0), *(part.observed for part in parts)])
+        return cls(found, observed, np.max([part.largest for part in parts], axis=0) if parts else np.zeros(1))
+
+
+def pair_changes(
+    bootstrap: tuple[Tables, Tables], swapped: tuple[Tables, Tables], rate: str, rules: Rules, reference: int
+) -> PairChanges:
+    """Changes of one rate for each pair of groups with enough rows, b minus a; the reference is second in its pairs.
+
+    Args:
+        bootstrap: counts of both predictions, and replicates.
+        swapped: the same, with swaps for replicates.
+        rate: its name in `rates.RATES`.
+        rules: options of the audit.
+        reference: number of the group that others are seen against.
+    """
+    drawn, swaps = [t.rates(rate) for t in bootstrap], [t.rates(rate) for t in swapped]
+    enough = drawn[0].enough(rules.min_cell) & drawn[1].enough(rules.min_cell)
+    names, groups = bootstrap[0].class_names(rate), bootstrap[0].groups
+    found: list[Difference] = []
+    observed: list[Array] = [np.zeros(0)]
+    largest = np.zeros(len(swaps[0].star))
+    for c, label in enumerate(names):
+        known = [int(g) for g in np.flatnonzero(enough[c])]
+        pairs = [(i, j) for i, j in combinations(known, 2) if len(known) <= ALL_PAIRS or reference in (i, j)]
+        if not pairs:
+            continue
+        one, other = np.array([(j, i) if i == reference else (i, j) for i, j in pairs]).T
+        (a, b), (star_a, star_b), (swap_a, swap_b) = (
+            [side[..., c, one] - side[..., c, other] for side in sides]
+            for sides in ([r.hat for r in drawn], [r.star for r in drawn], [r.star for r in swaps])
+        )
+        moved = swap_b - swap_a
+        se = np.maximum(np.nanstd(moved, axis=0), LEAST)
+        observed.append(np.abs(b - a) / se)
+        largest = np.maximum(largest, np.nanmax(np.abs(moved) / se, axis=1))
+        p = (1 + np.count_nonzero(~(np.abs(moved) < np.abs(b - a) - LEAST), axis=0)) / (1 + len(moved))
+        star = star_b - star_a
+        tails = [(1 - rules.level) / 2, (1 + rules.level) / 2]
+        low, high = np.nanquantile(star, tails, axis=0)
+        # The other group is ahead in b, and on neither side may the two be even.
+        sides = [np.nanquantile(side, tails, axis=0).prod(axis=0) > 0 for side in (star_a, star_b)]
+        turned = sides[0] & sides[1] & (a * b < 0)
+        near_low, near_high = change_of_size(a, b, star_a, star_b, rules.level)
+        spread = np.nanstd(star, axis=0)
+        rows = np.minimum(drawn[0].rows[c], drawn[1].rows[c])
+        for k, (i, j) in enumerate(zip(one.tolist(), other.tolist(), strict=True)):
+            value, nearer = float(b[k] - a[k]), float(abs(b[k]) - abs(a[k]))
+            found.append(
+                Difference(
+                    rate if len(names) == 1 else f"{rate}[{label}]",
+                    None,
+                    float(a[k]),
+                    float(b[k]),
+                    value,
+                    min(float(low[k]), value),
+                    max(float(high[k]), value),
+                    int(rows[i] + rows[j]),
+                    float(p[k]),
+                    mde=intervals.minimum_detectable(float(spread[k]), rules.level),
+                    ideal=0.0,
+                    nearer=Span(nearer, min(float(near_low[k]), nearer), max(float(near_high[k]), nearer)),
+                    note=REVERSED if turned[k] else None,
+                    groups=(groups[i], groups[j]),
+                )
+            )
+    return PairChanges(found, np.concatenate(observed), largest)
+
+
+def corrected_pairs(columns: Sequence[PairChanges]) -> tuple[Difference, ...]:
+    """All changes, with p corrected over pairs, rates and columns (max-T; columns count as independent)."""
+    found = []
+    for column in columns:
+        for d, observed in zip(column.differences, column.observed.tolist(), strict=True):
+            none = prod(1 - np.count_nonzero(~(c.largest < observed - LEAST)) / len(c.largest) for c in columns)
+            found.append(replace(d, p_adjusted=max(d.p or 0.0, float(1 - none))))
+    return tuple(found)

@@ -11,12 +11,10 @@ from numpy.typing import NDArray
 from fairhead.audit.audit_results import Audit, headline_of
 from fairhead.audit.audited_rows import View, group_columns, one_group, read_rows, reference_groups, with_weight
 from fairhead.audit.catalogue import OWN, Chosen, Metric, Multiclass, choose_metrics, with_own
-from fairhead.audit.curves import curves_of
 from fairhead.audit.estimate import association_estimate, estimate
 from fairhead.audit.metrics import Rules
 from fairhead.audit.rates import RATES, Rates
-from fairhead.audit.score_gaps import SCORE_GAPS
-from fairhead.audit.score_rates import ScoreTables
+from fairhead.audit.score_rates import SCORE_GAPS, ScoreTables, curves_of
 from fairhead.audit.tables import NUMBER_RATES, Drawing, Draws, Tables
 from fairhead.errors import InputError
 from fairhead.records import Column, Records, keep_freed_memory
@@ -281,9 +279,9 @@ class Family:
 
 def _complement(name: str, rate: Estimate) -> Estimate:
     """1 less a rate."""
-    if rate.value is None or rate.low is None or rate.high is None:
+    if (span := rate.span) is None:
         return replace(rate, metric=name)
-    return replace(rate, metric=name, value=1 - rate.value, low=1 - rate.high, high=1 - rate.low)
+    return replace(rate, metric=name, value=1 - span.value, low=1 - span.high, high=1 - span.low)
 
 
 def tables_for(metric: Metric, tables: Tables, reference: int) -> Tables:

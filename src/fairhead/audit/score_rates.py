@@ -1,26 +1,39 @@
-"""Figures that need scores: AUC, Brier score and calibration error of each group.
+"""Figures that need scores: AUC, Brier score and calibration error of each group, and how far scores are apart.
 
 Their bootstrap draws counts too. Scores are put into the 15 bins of equal mass of the calibration error, and a
 replicate draws how many rows of each (group, label, bin) there are. For the calibration error nothing is lost by it.
 The spread of a binned AUC or Brier score is off by a percent or so, more where all positives are few and in the highest
 bins, and is stretched to what it is without bins by the ratio of their variances in closed form (DeLong's for AUC). The
 observed figures are exact, or, of many rows, as good as exact: `ranked` says when.
+
+Areas between ROC curves and distances of distributions are sums of absolute differences, Σ|term|, from the reference
+group; as noise alone makes them larger than 0, their intervals look at the terms, as those of a calibration error do.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from statistics import NormalDist
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fairhead.audit.ranked import CALIBRATION_BINS, Auc, Binned, Entries, Ranked, auc_of
+from fairhead.audit.ranked import Auc, Binned, Entries, Ranked, auc_of
 from fairhead.audit.rates import Rates, Terms, unsettle
-from fairhead.records import Column
+from fairhead.stats import CalibrationPoint, Curves, GroupCurve, intervals
 from fairhead.stats.clusters import cell_numbers, clusters_in, divide, sample_of_table, tabulate
 
 Array = NDArray[np.float64]
 Codes = NDArray[np.integer]
+
+LABEL = np.array([[0.0], [1.0]])  # of no hits and of hits, beside counts [..., 2, K]
+# Between so many false positive rates, ROC curves are compared at the middle.
+_GRID = 200
+# Bins of equal mass, the same for all groups: for distances of distributions, and pairs of them for sufficiency.
+_BINS = 20
+# Thresholds of a sweep, at most, and rows that a point of a calibration curve needs.
+_MOST_THRESHOLDS, _ROWS_OF_A_POINT = 41, 10
 
 
 @dataclass(frozen=True)
@@ -47,13 +60,6 @@ class Scores:
         best = self.score.argmax(axis=1)
         return Ranked(best == self.label, self.score[np.arange(len(best)), best], self.weight)
 
-    @cached_property
-    def loss(self) -> Array:
-        """Squared distance of the scores from the label, shape [n]."""
-        if self.score.ndim == 1:
-            return (self.score - (self.label == 1)) ** 2
-        return ((self.score - np.eye(self.score.shape[1])[self.label]) ** 2).sum(axis=1)
-
 
 @dataclass(frozen=True)
 class ScoreTables:
@@ -67,12 +73,13 @@ class ScoreTables:
 
     def rates(self, name: str) -> Rates:
         """The rate called "AUC", "Brier" or "ECE" for all groups."""
-        return {"AUC": lambda: self._auc, "Brier": lambda: self._brier, "ECE": lambda: self._ece}[name]()
+        found: Rates = getattr(self, f"_{name.lower()}")
+        return found
 
     @cached_property
-    def kept(self) -> dict[str, Any]:
-        """What figures that need more than these tables keep for each other."""
-        return {}
+    def common(self) -> "CommonBins":
+        """All groups in the same bins."""
+        return CommonBins(self)
 
     @cached_property
     def clusters(self) -> NDArray[np.int64] | None:
@@ -115,13 +122,11 @@ class ScoreTables:
     @cached_property
     def _brier(self) -> Rates:
         if self.scores.score.ndim == 1:
-            table, goal = self.by_class[0], np.array([[0.0], [1.0]])
+            table, goal, power = self.by_class[0], LABEL, 2
         else:  # the loss as a score, without hits
-            table = self._table(
-                Ranked(np.zeros(len(self.scores.loss), dtype=bool), self.scores.loss, self.scores.weight)
-            )
-            goal = np.zeros((2, 1))
-        power = 2 if self.scores.score.ndim == 1 else 1
+            loss = ((self.scores.score - np.eye(self.scores.score.shape[1])[self.scores.label]) ** 2).sum(axis=1)
+            table = self._table(Ranked(np.zeros(len(loss), dtype=bool), loss, self.scores.weight))
+            goal, power = np.zeros((2, 1)), 1
         mass, first, second = (np.zeros(self.n_groups) for _ in range(3))
         mean = np.zeros(table.counts.shape)
         for g, (entries, binned) in enumerate(zip(table.entries, table.binned, strict=True)):
@@ -141,7 +146,7 @@ class ScoreTables:
         table = self._top
         distance = np.zeros(table.counts.shape)
         for g, (entries, binned) in enumerate(zip(table.entries, table.binned, strict=True)):
-            off = entries.mass * (np.array([[0.0], [1.0]]) - entries.value)
+            off = entries.mass * (LABEL - entries.value)
             distance[g] = _mean(binned.sums(off), table.counts[g])
         # Bins before groups: shape [..., K, G].
         hat, star = (
@@ -210,79 +215,164 @@ def binned_auc(up: Array, down: Array) -> Array:
     return divide(won, up.sum(axis=-1) * below)
 
 
-def bins_of_sorted(values: Array, bins: int) -> NDArray[np.int8]:
-    """Bins of equal mass for ascending values; equal values share a bin."""
-    if not len(values):
-        return np.zeros(0, dtype=np.int8)
-    edges = values[(np.arange(1, bins) * len(values)) // bins]
-    ends = np.searchsorted(values, edges, side="left")
-    return np.repeat(np.arange(bins, dtype=np.int8), np.diff(ends, prepend=0, append=len(values)))
+def equal_bins(values: Array, bins: int) -> NDArray[np.int8]:
+    """The bin of each value, in bins of equal mass; equal values share a bin.
+
+    Example:
+        >>> equal_bins(np.array([0.3, 0.1, 0.2, 0.2]), 2).tolist()
+        [1, 0, 1, 1]
+    """
+    edges = np.sort(values)[(np.arange(1, bins) * len(values)) // bins] if len(values) else values
+    return np.searchsorted(edges, values, side="right").astype(np.int8)
 
 
-@dataclass(frozen=True)
-class BinnedScores:
-    """Figures of one of the two scores, from counts of (group, label, bin); the bins are those of both together."""
-
-    groups: tuple[str, ...]  # names of the groups
-    counts: Array  # (weighted) counts, shape [G, 2, K]
-    star: Array  # replicates, shape [B, G, 2, K]
-    rows: NDArray[np.int64]  # rows of each (group, label), shape [G, 2]
-    mean: Array  # mean score in each bin, shape [K]
-    clusters: NDArray[np.int64] | None  # as in `Rates`
-    # Exact figures to move the binned ones to, with the spread of an AUC stretched to that without bins; None for
-    # swaps, where only binned ones compare
-    exact: ScoreTables | None
-
-    def rates(self, name: str) -> Rates:
-        """The rate called "AUC", "Brier" or "ECE" for all groups."""
-        hat, star = self._figure(name, self.counts), self._figure(name, self.star)
-        need = "rows in the smaller of its two classes" if name == "AUC" else "rows"
-        rows = self.rows.min(axis=-1) if name == "AUC" else self.rows.sum(axis=-1)
-        if self.exact is not None:
-            exact = self.exact.rates(name).hat[0]
-            wide = self.exact.auc_stretch(self.counts) if name == "AUC" else 1.0
-            hat, star = exact, exact + (star - hat) * wide
-        return Rates(hat[None], star[:, None], rows[None], lambda c: need, self.clusters)
-
-    def _figure(self, name: str, counts: Array) -> Array:
-        if name == "AUC":
-            return binned_auc(counts[..., 1, :], counts[..., 0, :])
-        total = counts.sum(axis=(-1, -2))
-        label = np.array([[0.0], [1.0]])
-        if name == "Brier":
-            return divide((counts * (self.mean - label) ** 2).sum(axis=(-1, -2)), total)
-        return divide(np.abs((counts * (label - self.mean)).sum(axis=-2)).sum(axis=-1), total)
+def abroca(scores: ScoreTables, reference: int) -> Rates:
+    """Area between each group's ROC curve and that of the reference group (ABROCA, Gardner et al. 2019)."""
+    table = scores.by_class[0]
+    at = (np.arange(_GRID) + 0.5) / _GRID
+    exact = np.stack([_roc_at(entries, at) for entries in table.entries], axis=-1)  # [grid, G]
+    binned, star = (np.stack(_binned_rocs(counts, at), axis=-1) for counts in (table.counts[None], table.star))
+    star = exact + star - binned
+    rows = table.rows.sum(axis=-1).min(axis=-1)
+    need = "rows in the smaller of the two classes, in it or in the reference group"
+    return _against(exact / _GRID, star / _GRID, rows, need, scores, reference)
 
 
-BinnedPair = tuple[BinnedScores, BinnedScores]
+def score_distance(scores: ScoreTables, reference: int) -> Rates:
+    """Wasserstein-1 distance of each group's scores from those of the reference group."""
+    common = scores.common
+    hat, star = (common.areas_below(counts.sum(axis=-2)) for counts in (common.counts[None], common.star))
+    rows, need = common.rows.sum(axis=(-1, -2)), "rows in it or in the reference group"
+    return _against(hat[0], star, rows, need, scores, reference)
 
 
-def pair_scores(
-    first: Scores, second: Scores, column: Column, n_boot: int, n_perm: int, seed: int
-) -> tuple[BinnedPair, BinnedPair]:
-    """Both scores resampled together, and swapped; each as a pair (a, b)."""
-    both = np.concatenate([first.score, second.score])
-    order = np.argsort(both)
-    bins = np.empty(len(both), dtype=np.int8)
-    bins[order] = bins_of_sorted(both[order], CALIBRATION_BINS)
-    mean = np.bincount(bins, both, CALIBRATION_BINS) / np.maximum(np.bincount(bins, minlength=CALIBRATION_BINS), 1)
-    shape = (len(column.levels), 2, CALIBRATION_BINS)
-    n = len(first.score)
-    keys = [cell_numbers([column.codes, first.label, part], shape) for part in (bins[:n], bins[n:])]
-    sample = tabulate(keys, [shape, shape], first.weight, first.cluster)
-    groups = tuple(str(level) for level in column.levels)
-    clusters = clusters_in(column.codes, shape[0], first.cluster)
-    observed = sample.observed()
-    exact = [ScoreTables(scores, column.codes, shape[0], 1, seed) for scores in (first, second)]
-
-    def pair(stars: list[Array], move: bool) -> BinnedPair:
-        one, other = (
-            BinnedScores(groups, hat, star, content.rows.sum(axis=-1), mean, clusters, side if move else None)
-            for hat, star, content, side in zip(observed, stars, sample.contents, exact, strict=True)
-        )
-        return one, other
-
-    return (
-        pair(sample.bootstrap(n_boot, np.random.default_rng(seed)), move=True),
-        pair(sample.swapped(n_perm, np.random.default_rng(seed)), move=False),
+def sufficiency(scores: ScoreTables, reference: int) -> Rates:
+    """P(y = 1 | bin) of each group in bins of the score that all groups share, [bins, G]."""
+    common = scores.common
+    counts, stars, rows = (
+        of.reshape(*of.shape[:-1], _BINS // 2, 2).sum(axis=-1) for of in (common.counts, common.star, common.rows)
     )
+    hat, star = (_shares(of).swapaxes(-1, -2) for of in (counts, stars))
+    return Rates(hat, star, rows.sum(axis=-2).T, lambda _: "rows in a bin of the score", scores.clusters)
+
+
+SCORE_GAPS: Mapping[str, Callable[[ScoreTables, int], Rates]] = {
+    "ABROCA": abroca,
+    "score_distance": score_distance,
+    "sufficiency": sufficiency,
+}
+
+
+def _against(hat: Array, star: Array, rows: NDArray[np.int64], need: str, scores: ScoreTables, reference: int) -> Rates:
+    """Sums of absolute differences from the reference group, of terms [K, G] and replicates [B, K, G]."""
+    one = slice(reference, reference + 1)
+    hat, star = hat - hat[:, one], star - star[..., one]
+    both = np.minimum(rows, rows[reference])[None]
+    sums, sums_star = (np.abs(terms).sum(axis=-2, keepdims=True) for terms in (hat, star))
+    return Rates(sums, sums_star, both, lambda _: need, scores.clusters, Terms(hat, star, curve=True))
+
+
+def _roc_at(entries: Entries, at: Array) -> Array:
+    """The true positive rate of a group at false positive rates [grid]."""
+    x, y = (np.concatenate([[0.0], divide(np.cumsum(part), np.asarray(part.sum()))]) for part in entries.mass[:, ::-1])
+    return np.full(len(at), np.nan) if np.isnan(x + y).any() else np.interp(at, x, y)
+
+
+def _binned_rocs(counts: Array, at: Array) -> list[Array]:
+    """ROC curves of counts [B, G, 2, K] at false positive rates [grid]: for each group [B, grid]."""
+    found = []
+    for g in range(counts.shape[1]):
+        from_above = np.cumsum(counts[:, g, :, ::-1], axis=-1)
+        x, y = (
+            np.concatenate([np.zeros((len(part), 1)), divide(part, part[:, -1:])], axis=-1)
+            for part in (from_above[:, 0], from_above[:, 1])
+        )
+        # The segment that holds each place: as many ends lie to the left of it.
+        left = np.minimum((x[:, 1:, None] <= at).sum(axis=1), x.shape[1] - 2)
+        x0, x1, y0, y1 = (np.take_along_axis(ends, left + step, axis=1) for ends in (x, y) for step in (0, 1))
+        found.append(y0 + (y1 - y0) * np.clip(divide(at - x0, x1 - x0), 0.0, 1.0))
+    return found
+
+
+class CommonBins:
+    """Counts of all groups in the same bins of the score."""
+
+    def __init__(self, scores: ScoreTables) -> None:
+        ranked = scores.scores.by_class[0]
+        bins = equal_bins(ranked.score, _BINS)
+        shape = (scores.n_groups, 2, _BINS)
+        key = cell_numbers([scores.group, ranked.hit.view(np.int8), bins], shape)
+        sample = tabulate([key], [shape], scores.scores.weight, scores.scores.cluster)
+        self.rows, self.counts = sample.rows[0], sample.observed()[0]
+        self.star = sample.bootstrap(scores.n_boot, np.random.default_rng(scores.seed))[0]
+        # The ends of each bin, and the mean score of each group in it.
+        self.low = ranked.score.min()
+        self.top = np.full(_BINS, -np.inf)
+        np.maximum.at(self.top, bins, ranked.score)
+        self.top = np.maximum(np.maximum.accumulate(self.top), self.low)
+        weight = np.ones(len(bins)) if ranked.weight is None else ranked.weight
+        cells = cell_numbers([scores.group, bins], (scores.n_groups, _BINS))
+        mass, total = (
+            np.bincount(cells, part, scores.n_groups * _BINS).reshape(scores.n_groups, _BINS)
+            for part in (weight, weight * ranked.score)
+        )
+        self.mean = np.where(mass > 0, total / np.where(mass > 0, mass, 1.0), self.top)
+
+    def areas_below(self, counts: Array) -> Array:
+        """Within each bin the area below the distribution function, from counts [B, G, K]: [B, K, G]."""
+        share = divide(counts, counts.sum(axis=-1, keepdims=True))
+        width = np.diff(self.top, prepend=self.low)
+        before = np.cumsum(share, axis=-1) - share
+        return np.swapaxes(before * width + share * (self.top - self.mean), -1, -2)
+
+
+def curves_of(group_by: str, groups: tuple[str, ...], scores: ScoreTables, probabilities: bool, level: float) -> Curves:
+    """The curves of one group column, of one score."""
+    table = scores.by_class[0]
+    thresholds = _thresholds(table)
+    mean = [
+        divide(binned.sums(mass * entries.value), binned.sums(mass))
+        for entries, binned in zip(table.entries, table.binned, strict=True)
+        for mass in [entries.mass.sum(axis=0)]
+    ]
+    share, rows = _shares(table.counts), table.rows.sum(axis=-2)  # [G, K]
+    if scores.scores.weight is None and scores.scores.cluster is None:
+        ends = _wilson(share, rows, level)
+    else:
+        star = np.moveaxis(np.nan_to_num(_shares(table.star)), 0, -1)
+        ends = intervals.quantiles(star, [(1 - level) / 2, (1 + level) / 2])
+    found = []
+    for g, (name, entries) in enumerate(zip(groups, table.entries, strict=True)):
+        columns = (part.tolist() for part in (mean[g], share[g], *ends[:, g], rows[g]))
+        points = [CalibrationPoint(*of) for of in zip(*columns, strict=True) if of[-1] >= _ROWS_OF_A_POINT]
+        up_to, places = np.cumsum(entries.mass, axis=1), np.searchsorted(entries.value, thresholds, side="left")
+        total = up_to[:, -1] if up_to.shape[1] else np.zeros(2)
+        below = np.concatenate([np.zeros((2, 1)), up_to], axis=1)[:, places]
+        false, true = total[:, None] - below
+        negatives, positives = total.tolist()
+        hits, misses = tuple(true.tolist()), tuple(false.tolist())
+        calibration = tuple(points) if probabilities else ()
+        found.append(GroupCurve(name, int(rows[g].sum()), positives, negatives, hits, misses, calibration))
+    return Curves(group_by, tuple(thresholds.tolist()), tuple(found))
+
+
+def _shares(counts: Array) -> Array:
+    """How many of each bin are positive: [..., 2, K] to [..., K]."""
+    return divide(counts[..., 1, :], counts.sum(axis=-2))
+
+
+def _wilson(share: Array, rows: NDArray[np.int64], level: float) -> Array:
+    """Wilson's interval of shares, lower and upper ends: [...] to [2, ...]. Much quicker than a bootstrap."""
+    z2, n = NormalDist().inv_cdf((1 + level) / 2) ** 2, np.maximum(rows, 1)
+    middle, reach = share + z2 / (2 * n), np.sqrt(z2 * (share * (1 - share) + z2 / (4 * n)) / n)
+    return np.stack([middle - reach, middle + reach]) / (1 + z2 / n)
+
+
+def _thresholds(table: ScoreTable) -> Array:
+    """All scores that occur where they are few; else the edges of the groups' bins, thinned out."""
+    some = [part.value[part.rows.sum(axis=0) > 0] for part in table.entries]
+    if max(map(len, some)) > _MOST_THRESHOLDS:
+        some = [binned.edges for binned in table.binned]
+    values = np.unique(np.concatenate(some))
+    kept = np.linspace(0, len(values) - 1, min(len(values), _MOST_THRESHOLDS)).round().astype(int)
+    return values[kept]

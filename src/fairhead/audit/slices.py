@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairhead.audit.audited_rows import View, cross, read_rows, with_weight
-from fairhead.audit.drift import span
 from fairhead.audit.metrics import Rules
 from fairhead.audit.run_audit import Part
 from fairhead.audit.tables import Draws
@@ -21,10 +20,9 @@ from fairhead.errors import InputError
 from fairhead.records import Column, Records
 from fairhead.report.result import Result
 from fairhead.report.wording import CROSS, Scale, count, in_words, metric_name, scale_of
-from fairhead.stats import GroupRow
+from fairhead.stats import GroupRow, Span
 from fairhead.stats.bootstrap import STABLE_ROWS
 from fairhead.stats.intervals import difference
-from fairhead.stats.outcome import Span
 
 if TYPE_CHECKING:
     from fairhead.report.page import Report
@@ -36,44 +34,26 @@ _HIGHER, _LOWER = ("accuracy", "TPR", "precision", "NPV", "selection_rate"), ("F
 
 @dataclass(frozen=True)
 class Slice:
-    """One intersection.
+    """One intersection."""
 
-    Attributes:
-        group_by: the columns, as in "race × sex".
-        group: the groups, as in "Black × f".
-        n: its rows in the half that confirms it.
-        chosen: its rate on the half that it was chosen on.
-        confirmed: its rate on the other half.
-        rest: the rate of all other rows of the other half whose groups are known.
-        gap: confirmed minus rest, with an interval corrected for the number of slices.
-        is_worse: whether that interval lies on the worse side of 0.
-    """
-
-    group_by: str
-    group: str
-    n: int
-    chosen: float
-    confirmed: float
-    rest: float
-    gap: Span
-    is_worse: bool
+    group_by: str  # the columns, as in "race × sex"
+    group: str  # the groups, as in "Black × f"
+    n: int  # its rows in the half that confirms it
+    chosen: float  # its rate on the half that it was chosen on
+    confirmed: float  # its rate on the other half
+    rest: float  # the rate of all other rows of the other half whose groups are known
+    gap: Span  # confirmed minus rest, with an interval corrected for the number of slices
+    is_worse: bool  # whether that interval lies on the worse side of 0
 
 
 @dataclass(frozen=True)
 class Slices(Result):
-    """What `worst_slices` returns: slices, worst first, to go through, to show and to write.
+    """What `worst_slices` returns: slices, worst first, to go through, to show and to write."""
 
-    Attributes:
-        slices: the intersections that were chosen.
-        rate: by which rate.
-        level: of the intervals, for all slices together.
-        provenance: where the rows came from.
-    """
-
-    slices: tuple[Slice, ...]
-    rate: str
-    level: float
-    provenance: Mapping[str, Any]
+    slices: tuple[Slice, ...]  # the intersections that were chosen
+    rate: str  # by which rate
+    level: float  # of the intervals, for all slices together
+    provenance: Mapping[str, Any]  # where the rows came from
 
     def __iter__(self) -> Iterator[Slice]:
         return iter(self.slices)
@@ -117,15 +97,8 @@ class Slices(Result):
             figures = (share.write(one.chosen), share.write(one.confirmed), share.write(one.rest))
             gap, said = points.write(one.gap.value, signed=True), "worse" if one.is_worse else "not significant"
             rows.append((f"{one.group} ({one.group_by})", count(one.n), *figures, f"{gap} ({ends})", said))
-        headings = (
-            "Slice",
-            "n",
-            "In the half that chose it",
-            "In the other half",
-            "All others",
-            f"Difference, {100 * self.level:g} % for all",
-            "Outcome",
-        )
+        halves = "In the half that chose it", "In the other half", "All others"
+        headings = ("Slice", "n", *halves, f"Difference, {100 * self.level:g} % for all", "Outcome")
         caption = f"{name}: the worst slices of one half of the rows, as the other half has them"
         if not rows:
             caption = f"{name}: no slice has enough rows in both halves"
@@ -214,7 +187,7 @@ def worst_slices(
         if not 0 < n < (inside[~half] >= 0).sum():
             continue
         two = rows_of("slice", Column(inside, ("rest", "slice")), ~half, shared)
-        (rest, confirmed), value = (span(r.rates[rate]) for r in two), row.rates[rate].value
+        (rest, confirmed), value = (r.rates[rate].span for r in two), row.rates[rate].value
         if rest is None or confirmed is None or value is None:
             continue
         gap = difference(rest, confirmed, 0.0, None)

@@ -25,7 +25,7 @@ from fairhead.report.sections import Section
 from fairhead.report.sections.audited import Audited
 from fairhead.report.sections.changes import Compared
 from fairhead.report.sections.plain import PlainTable, PlainTables, Text
-from fairhead.stats.outcome import p_text
+from fairhead.stats import p_text
 
 NAMES = {
     "plain": "plain training",

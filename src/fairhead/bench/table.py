@@ -18,7 +18,7 @@ from fairhead.report.sections import Section
 from fairhead.report.sections.bench_block import BenchBlock, Choice, Cost, column_name, markdown_table
 from fairhead.report.sections.plain import PlainTable, PlainTables, Text
 from fairhead.report.wording import in_short, plain_value, signed
-from fairhead.stats.outcome import p_text
+from fairhead.stats import p_text
 from fairhead.store import write_json, write_text
 
 TABLE_SCHEMA = "fairhead.bench.table/1"

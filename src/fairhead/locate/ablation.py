@@ -16,8 +16,7 @@ from fairhead.locate.head_maps import Head, HeadMap
 from fairhead.report.page import Sentence
 from fairhead.report.sections import Section
 from fairhead.report.wording import head_name, signed
-from fairhead.stats import ALPHA, Difference
-from fairhead.stats.outcome import p_text
+from fairhead.stats import ALPHA, Difference, p_text
 
 if TYPE_CHECKING:
     from fairhead.locate.engine import Located, Words

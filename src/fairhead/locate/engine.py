@@ -23,8 +23,7 @@ from fairhead.locate.head_maps import Head, HeadMap, mask_of, top_heads
 from fairhead.locate.locate_settings import RANKS, LocatePlan, Rank
 from fairhead.locate.studies import Curves, Edited, Mask, Rows, Study, effects, prove
 from fairhead.records import Records
-from fairhead.stats import ALPHA, adjust
-from fairhead.stats.outcome import Correction
+from fairhead.stats import ALPHA, Correction, adjust
 
 if TYPE_CHECKING:
     from fairhead.locate.gap_words import GapWords

@@ -28,8 +28,7 @@ from fairhead.report.sections.attention_sections import picture_address
 from fairhead.report.sections.headmap import MOST, SpanText
 from fairhead.report.sections.plain import PlainTable
 from fairhead.report.wording import head_name, metric_name, p_value, signed
-from fairhead.stats import Difference
-from fairhead.stats.outcome import p_text
+from fairhead.stats import Difference, p_text
 
 if TYPE_CHECKING:
     from fairhead.locate.engine import Located

@@ -6,8 +6,8 @@ from math import floor, log10
 from typing import Any, NamedTuple
 
 from fairhead.stats import ALPHA, Difference, Estimate
+from fairhead.stats import p_value as p_value
 from fairhead.stats.bootstrap import STABLE_ROWS
-from fairhead.stats.outcome import p_value as p_value
 
 THIN_SPACE = "\u202f"  # narrow and without a line break: between thousands, and before a unit
 MINUS = "\u2212"

@@ -18,8 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fairhead.errors import InputError
 from fairhead.settings import Level, Replicates, Seed, check_config
-from fairhead.stats import intervals
-from fairhead.stats.outcome import Estimate
+from fairhead.stats import Estimate, intervals
 
 Ints = NDArray[np.int64]
 Array = NDArray[np.float64]
@@ -174,12 +173,6 @@ def multinomial(n: int, share: Array, size: int, rng: np.random.Generator) -> Ar
     of the binomial distribution is a normal one, bent for skewness and kurtosis (Cornish and Fisher) and rounded, with
     the cumulants less what rounding adds to them (Sheppard). Where the variance is 10 or more, that is the binomial
     distribution to less than a thousandth, as a test holds against SciPy's. Rare units are drawn exactly.
-
-    Args:
-        n: draws in a replicate.
-        share: probabilities of the units, shape [U].
-        size: replicates.
-        rng: random numbers.
     """
     order = np.argsort(-share, kind="stable")  # of equal units the first comes first, on any processor
     # Of what the units before it have left, each takes its part.
@@ -214,10 +207,7 @@ def multinomial(n: int, share: Array, size: int, rng: np.random.Generator) -> Ar
 
 
 def _bent(z: Array, part: Array, variance: Array) -> Array:
-    """What is added to μ + √left·z for the shape of the binomial distribution, [U, size]; scales z, in place, for it.
-
-    `part` [U, 1] is the probability of each unit among what is left, `variance` [U, 1] that of each count on average.
-    """
+    """What the shape of the binomial distribution adds to μ + √left·z, [U, size]; scales z, in place, for it."""
     squared = z * z
     bent = squared - 1
     bent *= (1 - 2 * part) / 6
@@ -237,21 +227,13 @@ def _bent(z: Array, part: Array, variance: Array) -> Array:
 
 @dataclass(frozen=True)
 class Resampling:
-    """How intervals are made.
+    """How intervals are made."""
 
-    Attributes:
-        n_boot: bootstrap replicates.
-        seed: of the draws.
-        level: confidence level.
-        min_items: with fewer items a score is undefined.
-        min_clusters: so it is with fewer clusters.
-    """
-
-    n_boot: Replicates = 2000
-    seed: Seed = 0
-    level: Level = 0.95
-    min_items: int = MIN_ROWS
-    min_clusters: int = MIN_CLUSTERS
+    n_boot: Replicates = 2000  # bootstrap replicates
+    seed: Seed = 0  # of the draws
+    level: Level = 0.95  # confidence level
+    min_items: int = MIN_ROWS  # with fewer items a score is undefined
+    min_clusters: int = MIN_CLUSTERS  # so it is with fewer clusters
 
     def __post_init__(self) -> None:
         check_config(self)
@@ -284,17 +266,9 @@ class Resampling:
         (star,) = self.replicates(statistic, table)
         interval = self.interval(star[~np.isnan(star)], clusters)
         known |= {"se": interval.se, "interval": "cluster bootstrap, expanded percentile"}
-        return Estimate(
-            metric,
-            group_by,
-            value,
-            min(interval.low, value),
-            max(interval.high, value),
-            n,
-            ideal,
-            mde=None if ideal is None else intervals.minimum_detectable(interval.se, self.level),
-            detail=known,
-        )
+        low, high = min(interval.low, value), max(interval.high, value)
+        mde = None if ideal is None else intervals.minimum_detectable(interval.se, self.level)
+        return Estimate(metric, group_by, value, low, high, n, ideal, mde=mde, detail=known)
 
     def value(self, statistic: Statistic, sums: Array, n: int) -> float:
         """The figure of n items by their sums [clusters, k]; NaN where there is none, or too few items."""

@@ -28,8 +28,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fairhead.stats import Span
 from fairhead.stats.max_t import Compared, Contrasts
-from fairhead.stats.outcome import Span
 
 Array = NDArray[np.float64]
 Reduce = Callable[[Array], Array]
@@ -124,12 +124,8 @@ def gap(
     what is left of the error. So near 0, where nothing can fall below the interval, the whole error lies on one side,
     and the lower end is 0 exactly when an even model would show a gap this large more often than 1 time in 20.
 
-    Args:
-        hat: observed group rates, any shape [...].
-        error: their errors, shape [B, ...].
-        reduce: f, from [..., shape of hat] to [...]; homogeneous and blind to a common shift.
-        candidates: what the true rates may be; by default the observed rates, scaled.
-        level: confidence level.
+    `hat` are the observed group rates, of any shape [...], `error` their errors, [B, ...], and `reduce` is f, from
+    [..., shape of hat] to [...]. Without `candidates` the true rates may be the observed ones, scaled.
     """
     observed, alpha = float(reduce(hat)), 1 - level
     null = reduce(error)
@@ -197,12 +193,9 @@ def gap(
 def absolute_sum(hat: Array, error: Array, level: float = 0.95, curve: bool = False) -> Interval:
     """Interval of Σ|term|, such as a calibration error: folded like a gap, and with an interval like one.
 
-    Args:
-        hat: observed terms, shape [K].
-        error: their errors, shape [B, K]; replicates with NaN are left out, and if none is left the ends are NaN.
-        level: confidence level.
-        curve: terms are points of a curve, and neighbours err alike. Where such a curve crosses 0 by chance, errors
-            before and after seem to cancel out; so the upper end is as far away as if all terms had one sign.
+    Of terms [K] and their errors [B, K]; replicates with NaN are left out, and if none is left the ends are NaN. Where
+    the terms are points of a `curve`, neighbours err alike. Where it crosses 0 by chance, errors before and after seem
+    to cancel out; so the upper end is as far away as if all terms had one sign.
 
     Example:
         >>> noise = np.random.default_rng(0).normal(0, 0.01, (2001, 15))
@@ -244,13 +237,8 @@ def spread_of_sums(hat: Array, error: Array, own: Callable[[int, float], Interva
 
     Noise makes these sums larger, most of all in small groups, so the gap between them can be too large as well as too
     small. Each group's own interval knows; those of two groups give that of their difference, and the gap is the
-    largest difference. Its lower end is corrected (Bonferroni) for the number of pairs that could have been it.
-
-    Args:
-        hat: observed terms, shape [K, G].
-        error: their errors, shape [B, K, G].
-        own: from a group and a level to its interval, as `absolute_sum` makes it.
-        level: confidence level.
+    largest difference. Its lower end is corrected (Bonferroni) for the number of pairs that could have been it. Terms
+    are [K, G], their errors [B, K, G]; `own` goes from a group and a level to its interval, as `absolute_sum` makes it.
 
     Example:
         >>> noise = np.random.default_rng(0).normal(0, [0.01, 0.05], (2001, 15, 2))
@@ -287,12 +275,8 @@ def minimum(hat: Array, error: Array, tied: Tied | None = None, level: float = 0
     with the observed lowest at θ, and the others no lower, nearly equal ones taken for equal. The lower end is that of
     the group whose own reaches furthest down.
 
-    Args:
-        hat: observed rates, shape [K].
-        error: their errors, shape [B, K].
-        tied: from rates and standard errors to rates with those near the lowest brought together; None leaves them.
-        level: confidence level.
-        at_most: only the upper end counts, and has the whole error; the lower end is then without a promise.
+    Of rates [K] and their errors [B, K]. `tied` goes from rates and standard errors to rates with those near the lowest
+    brought together. With `at_most` the upper end has the whole error, and the lower end is without a promise.
     """
     worst, observed, alpha = int(np.argmin(hat)), float(np.min(hat)), 1 - level
     each = np.std(error, axis=0)
@@ -322,16 +306,7 @@ def minimum(hat: Array, error: Array, tied: Tied | None = None, level: float = 0
 def _end(
     p_value: Callable[[float], float], alpha: float, guess: float, refused: float, kept: float, se: float
 ) -> float:
-    """The end of an interval, between a value that its test refuses and one that it keeps.
-
-    Args:
-        p_value: of a value; refused where it is not above `alpha`.
-        alpha: level of the test.
-        guess: the end of the percentile interval, which nearly always is near.
-        refused: a value that is refused.
-        kept: a value that is kept.
-        se: standard error of the figure; the end is found to a small part of it.
-    """
+    """The end of an interval, to a small part of `se`, between a value that its test refuses and one that it keeps."""
     normal, precision = NormalDist(), max(_PRECISION * se, 1e-12)
     goal = normal.inv_cdf(alpha)
     # As a normal quantile, a p-value is nearly a straight line: by how much it grows from here to the kept end.

@@ -168,9 +168,7 @@ class Contrasts:
     def of(cls, pools: Sequence[Sequence[Row]], to_overall: bool = False) -> "Contrasts | None":
         """None where all pairs are equally noisy, so that the largest difference is the most significant one as well.
 
-        Args:
-            pools: the rows whose gaps are averaged, by pool.
-            to_overall: groups are compared with the last one, all rows, and not with each other.
+        Of `pools` of rows whose gaps are averaged. With `to_overall` groups are compared with the last one, all rows.
 
         Example:
             >>> Contrasts.of([[Row((0, 0), 1.0, [0.2, 0.3], [0.01, 0.1])]]) is None
@@ -257,12 +255,8 @@ def westfall_young(observed: Sequence[float], draws: Sequence[Array], blocks: Se
     """p-values corrected over a family of tests, step by step from the smallest (Westfall and Young 1993, min-P).
 
     What tests have in common costs nothing: of two that are the same, neither is corrected for the other. Tests of one
-    block have the same replicates; blocks count as independent, which is on the safe side (Šidák).
-
-    Args:
-        observed: a statistic of each test; large values speak against its hypothesis.
-        draws: replicates of each where its hypothesis holds, each of shape [B].
-        blocks: the block of each.
+    block have the same replicates; blocks count as independent, which is on the safe side (Šidák). Large values of what
+    was observed speak against a hypothesis; its draws [B] are replicates where it holds.
 
     Example:
         >>> noise = np.random.default_rng(0).normal(size=(3, 999))

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from fairhead.stats import ALPHA, Difference, Span, adjust
 from fairhead.stats.bootstrap import FEW_CLUSTERS, Array, Resampling, Statistic
 from fairhead.stats.intervals import minimum_detectable
-from fairhead.stats.outcome import ALPHA, Difference, Span, adjust
 
 _ROUNDING = 1e-9
 # What rounding makes of no change at all, and of the standard error of a change that is the same everywhere.

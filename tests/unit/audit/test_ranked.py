@@ -79,8 +79,7 @@ def test_bins_hold_equal_numbers_of_rows_and_equal_scores_share_one(decimals):
     binned = ranked.Binned.of(ranked.Ranked(hit, score, None).entries(np.zeros(6000, int), 1)[0])
     at = np.searchsorted(binned.edges, score, side="right")
     np.testing.assert_array_equal(binned.rows, [np.bincount(at[hit == h], minlength=15) for h in (False, True)])
-    order = np.argsort(score)
-    np.testing.assert_array_equal(at[order], score_rates.bins_of_sorted(score[order], 15))
+    np.testing.assert_array_equal(at, score_rates.equal_bins(score, 15))
 
 
 @pytest.mark.parametrize("decimals", [None, 2])

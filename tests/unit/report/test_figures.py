@@ -1,6 +1,7 @@
 """Figures in words and in drawings: what is written can be read back, what is drawn lies where it should."""
 
 import re
+from dataclasses import replace
 from math import isclose
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +21,7 @@ from fairhead.report.sections import Section
 from fairhead.report.sections.ablated import control_plot
 from fairhead.report.sections.headmap import STEPS, colour_bar, colour_class
 from fairhead.report.wording import MINUS, THIN_SPACE, Scale, count, is_share, p_value, scale_of
-from fairhead.stats.outcome import Estimate, GroupRow, better_way, outcome_of
+from fairhead.stats import Difference, Estimate, GroupRow
 
 finite = st.floats(-1e6, 1e6).map(lambda x: 0.0 if abs(x) < 1e-6 else x)
 shares = st.floats(0, 1)
@@ -130,12 +131,12 @@ thousandths = st.integers(-1000, 1000).map(lambda k: k / 1000)
 
 @given(thousandths, thousandths, st.sampled_from([0.0, 1.0]))
 def test_better_means_nearer_to_the_ideal(a: float, b: float, ideal: float) -> None:
-    d = {"a": a, "b": b, "value": b - a, "ideal": ideal, "low": 0.1, "high": 0.2, "p": 0.01, "p_adjusted": None}
+    d = Difference("m", None, a, b, b - a, 0.1, 0.2, 900, 0.01, ideal=ideal)
     over_the_ideal = min(a, b) < ideal < max(a, b)
     if over_the_ideal:  # the interval is of b - a: it does not say whether |b| is significantly below |a|
-        assert outcome_of(d) == "changed"
+        assert d.outcome == "changed"
     elif a != b:
-        assert outcome_of(d) == ("better" if abs(b - ideal) < abs(a - ideal) else "worse")
+        assert d.outcome == ("better" if abs(b - ideal) < abs(a - ideal) else "worse")
 
 
 @pytest.mark.parametrize(
@@ -143,14 +144,14 @@ def test_better_means_nearer_to_the_ideal(a: float, b: float, ideal: float) -> N
     [{"p_adjusted": 0.05}, {"low": -0.1}, {"low": 0.0}, {"low": None, "high": None}, {"p": 0.3, "p_adjusted": None}],
 )
 def test_what_may_be_chance_is_not_called_better(change: dict[str, float]) -> None:
-    d = {"a": 0.5, "b": 0.6, "value": 0.1, "ideal": 1.0, "low": 0.05, "high": 0.15, "p": 0.001, "p_adjusted": 0.01}
-    assert outcome_of(d) == "better"
-    assert outcome_of(d | change) == "not significant"
+    d = Difference("m", None, 0.5, 0.6, 0.1, 0.05, 0.15, 900, 0.001, 0.01, ideal=1.0)
+    assert d.outcome == "better"
+    assert replace(d, **change).outcome == "not significant"
 
 
 def test_without_an_ideal_no_direction_is_claimed() -> None:
-    d = {"a": 0.5, "b": 0.6, "value": 0.1, "ideal": None, "low": 0.05, "high": 0.15, "p": 0.001, "p_adjusted": 0.01}
-    assert (better_way(d), outcome_of(d)) == ("", "changed")
+    d = Difference("m", None, 0.5, 0.6, 0.1, 0.05, 0.15, 900, 0.001, 0.01, ideal=None)
+    assert (d.better_way, d.outcome) == ("", "changed")
 
 
 def test_every_estimate_is_shown_once_or_listed_as_undefined() -> None:

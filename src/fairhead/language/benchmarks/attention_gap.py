@@ -33,10 +33,9 @@ from fairhead.language.benchmarks import benchmark_of
 from fairhead.language.benchmarks.crows_pairs import read_crows_pairs
 from fairhead.report.wording import number, signed
 from fairhead.settings import Option, WholeNumber
-from fairhead.stats import Estimate, adjust
+from fairhead.stats import Estimate, adjust, p_text
 from fairhead.stats.bootstrap import Array, Resampling
 from fairhead.stats.clusters import cluster_errors
-from fairhead.stats.outcome import p_text
 from fairhead.stats.paired import permutation_p
 
 if TYPE_CHECKING:
