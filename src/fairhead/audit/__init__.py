@@ -4,8 +4,7 @@ from fairhead import make_verb
 from fairhead.audit.audit_results import Audit, Comparison
 from fairhead.audit.catalogue import METRICS, Metric, define_metric
 from fairhead.audit.comparison import compare, drift
-from fairhead.audit.gap_scorer import scorer
-from fairhead.audit.run_audit import audit
+from fairhead.audit.run_audit import audit, scorer
 from fairhead.audit.slices import worst_slices
 from fairhead.stats import Difference, Estimate, GroupRow
 

@@ -6,13 +6,11 @@ shrunk towards each other, as in a meta-analysis with random effects (DerSimonia
 further apart than their standard errors say. A handful of rates at a time, so this is plain Python.
 """
 
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import product
 from math import hypot, isnan, sqrt
 from statistics import NormalDist
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -147,7 +145,7 @@ def _together(pool: list[Row]) -> list[list[float]]:
 
 def _narrowed(together: Array, pools: list[list[Row]], to_overall: bool) -> Callable[[float], Array]:
     """From θ to rates in which no pool has a larger mean gap; the gaps of a pool give way in proportion to noise."""
-    parts: list[tuple[_Line, list[tuple[tuple[int, int], float, Array, float, float]]]] = []
+    parts: list[tuple[Callable[[float], float], list[tuple[tuple[int, int], float, Array, float, float]]]] = []
     for pool in pools:
         rows = []
         for row in pool:
@@ -165,8 +163,8 @@ def _narrowed(together: Array, pools: list[list[Row]], to_overall: bool) -> Call
 
     def at(theta: float) -> Array:
         found = together.copy()
-        for line, rows in parts:
-            step = line.step(theta)
+        for step_to, rows in parts:
+            step = step_to(theta)
             for place, noise, rates, low, high in rows:
                 cut = min(step * noise, high - low) / 2
                 np.minimum(np.maximum(rates, low + cut), high - cut, out=found[place])
@@ -175,24 +173,11 @@ def _narrowed(together: Array, pools: list[list[Row]], to_overall: bool) -> Call
     return at
 
 
-class _Line(NamedTuple):
-    """A broken line by its knots, values ascending and steps descending to 0."""
-
-    values: list[float]
-    steps: list[float]
-
-    def step(self, value: float) -> float:
-        """Where the line has this value."""
-        at = min(max(bisect_left(self.values, value), 1), len(self.values) - 1)
-        (v, w), (s, t) = self.values[at - 1 : at + 1], self.steps[at - 1 : at + 1]
-        return s if w <= v else s + (t - s) * min(max((value - v) / (w - v), 0.0), 1.0)
-
-
-def _give_way(gaps: list[tuple[float, float, float]]) -> _Line:
-    """The line Σ share·max(0, gap − step·noise) of several (gap, noise, share)."""
+def _give_way(gaps: list[tuple[float, float, float]]) -> Callable[[float], float]:
+    """From a mean gap to the step where Σ share·max(0, gap − step·noise) is as large, of (gap, noise, share) each."""
     steps = sorted([0.0, *(gap / noise for gap, noise, _ in gaps)], reverse=True)
     values = [sum(share * max(0.0, gap - step * noise) for gap, noise, share in gaps) for step in steps]
-    return _Line(values, steps)
+    return lambda value: float(np.interp(value, values, steps))
 
 
 def _signed(hat: Array, pools: list[list[Row]], to_overall: bool) -> Callable[[Array], Array]:

@@ -3,8 +3,8 @@
 On the same rows both are resampled, and swapped, together.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations
 from statistics import NormalDist
 from typing import Any, Literal, NamedTuple
@@ -19,7 +19,7 @@ from fairhead.audit.metrics import Rules
 from fairhead.audit.paired_values import (
     ALL_PAIRS,
     LEAST,
-    BinnedPair,
+    Both,
     PairChanges,
     corrected_pairs,
     pair_changes,
@@ -28,7 +28,7 @@ from fairhead.audit.paired_values import (
     paired_values,
 )
 from fairhead.audit.run_audit import audit
-from fairhead.audit.tables import Drawing, Draws, Tables
+from fairhead.audit.tables import Drawing, Draws
 from fairhead.errors import InputError
 from fairhead.records import Column, Records
 from fairhead.stats import Correction, Difference, Estimate, Span, adjust, intervals
@@ -135,17 +135,16 @@ def compare(
     pairs: list[PairChanges] = []
     for name, column in by:
         pair = Pair.of(first, second, column, draws, n_perm, with_scores)
-        rules = Rules(level, min_cell, multiclass, pair.bootstrap[0].prevalence)
+        rules = Rules(level, min_cell, multiclass, pair.bootstrap.tables[0].prevalence)
         tested += [
             pair.difference(metric, rules, audits, name, references.get(name or "", 0))
             for metric in chosen
             if metric.overall == (name is None)
         ]
         if name is not None:
-            known = pair.bootstrap[0].kinds
-            names = {rate: None for m in chosen if m.name in headline for rate in m.rates if rate in known}
-            of_rates = [pair_changes(pair.bootstrap, pair.swapped, rate, rules, references[name]) for rate in names]
-            pairs.append(PairChanges.joined(name, of_rates))
+            drawn, swapped = pair.bootstrap.tables, pair.swapped.tables
+            names = {rate: None for m in chosen if m.name in headline for rate in m.rates if rate in drawn[0].kinds}
+            pairs.append(pair_changes(name, drawn, swapped, names, rules, references[name]))
     differences = corrected(tested, correction)
     provenance = {
         "a": dict(a.provenance),
@@ -163,48 +162,40 @@ def compare(
     return Comparison(tuple(differences), *audits, provenance, corrected_pairs(pairs))
 
 
-@dataclass(frozen=True)
-class Pair:
-    """Tables of both predictions, for the bootstrap and for the swaps."""
+class Pair(NamedTuple):
+    """Both predictions of one group column, resampled and swapped."""
 
-    bootstrap: tuple[Tables, Tables]
-    swapped: tuple[Tables, Tables]
-    score_bootstrap: BinnedPair | None = None
-    score_swapped: BinnedPair | None = None
+    bootstrap: Both
+    swapped: Both
 
     @classmethod
     def of(cls, first: View, second: View, column: Column, draws: Draws, n_perm: int, with_scores: bool) -> "Pair":
         """Draw both."""
         first, second, column = first.take(column.known), second.take(column.known), column.complete()
         drawing = Drawing([first, second], column, draws)
-        drawn, swapped = _two(drawing.bootstrap()), _two(drawing.swapped(n_perm))
+        drawn, swapped = drawing.bootstrap(), drawing.swapped(n_perm)
         if not with_scores or first.ranked is None or second.ranked is None:
-            return cls(drawn, swapped)
-        return cls(
-            drawn,
-            swapped,
-            *pair_scores(first.ranked, second.ranked, column, draws.n_boot, len(swapped[0].star), draws.seed),
-        )
+            return cls(Both(drawn), Both(swapped))
+        scores = pair_scores(first.ranked, second.ranked, column, draws, len(swapped[0].star))
+        return cls(Both(drawn, scores[0]), Both(swapped, scores[1]))
 
     def difference(
         self, metric: Metric, rules: Rules, audits: tuple[Audit, Audit], name: str | None, reference: int
     ) -> "Tested":
         """One metric, b minus a."""
-        pair, swaps = self.bootstrap, self.swapped
-        scores, score_swaps = self.score_bootstrap, self.score_swapped
-        drawn = paired_values(metric, pair, scores, rules, reference)
-        n = int(self.bootstrap[0].sizes.sum())
+        drawn = paired_values(metric, self.bootstrap, rules, reference)
+        n, block = int(self.bootstrap.tables[0].sizes.sum()), (name, metric.scores)
         if isinstance(drawn, str):
-            none = Difference(metric.name, name, None, None, None, None, None, n, None, None, drawn, None, metric.ideal)
-            return Tested(none, None, (name, metric.scores))
-        swapped = paired_values(metric, swaps, score_swaps, rules, reference)
-        value = drawn.b - drawn.a
-        star = drawn.star_b - drawn.star_a
-        interval = intervals.percentile(star[~np.isnan(star)], rules.level)
-        ends = paired_ends(
-            metric, drawn, (audits[0][metric.name, name], audits[1][metric.name, name]), interval, rules.level
-        )
+            nothing = Difference(
+                metric.name, name, None, None, None, None, None, n, undefined=drawn, ideal=metric.ideal
+            )
+            return Tested(nothing, None, block)
+        swapped = paired_values(metric, self.swapped, rules, reference)
         test = None if isinstance(swapped, str) else swapped.change()
+        value, star = drawn.b - drawn.a, drawn.star_b - drawn.star_a
+        interval = intervals.percentile(star[~np.isnan(star)], rules.level)
+        one, other = (of[metric.name, name] for of in audits)
+        ends = paired_ends(metric, drawn, (one, other), interval, rules.level)
         found = Difference(
             metric.name,
             name,
@@ -215,18 +206,11 @@ class Pair:
             max(ends.high, value),
             n,
             1.0 if test is None else permutation_p(test.observed, test.draws),
-            None,
-            None,
-            intervals.minimum_detectable(interval.se, rules.level),
-            metric.ideal,
-            note=_JUDGED if "at_most" in audits[0][metric.name, name].detail else None,
+            mde=minimum_detectable(interval.se, rules.level),
+            ideal=metric.ideal,
+            note=_JUDGED if "at_most" in one.detail else None,
         )
-        return Tested(found, test, (name, metric.scores))
-
-
-def _two(tables: Iterable[Tables]) -> tuple[Tables, Tables]:
-    first, second = tables
-    return first, second
+        return Tested(found, test, block)
 
 
 class Tested(NamedTuple):

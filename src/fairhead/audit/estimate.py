@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from math import sqrt
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,13 +54,11 @@ def estimate(
     if lost > _MENTION_LOST:
         detail["replicates_without_a_value"] = lost
     value = float(reduction(parts.hat))
-    interval = (
-        _interval(reduction, parts, rules.level)
-        if rates[0].terms is None
-        else _sum_interval(parts, rates[0], rules.level)
-    )
-    if metric.unit and rates[0].terms is not None:
-        interval = _within_unit(interval)
+    if rates[0].terms is None:
+        interval = _interval(reduction, parts, rules.level)
+    else:
+        interval = _sum_interval(parts, rates[0], rules.level)
+        interval = _within_unit(interval) if metric.unit else interval
     if tests is not None and interval.test is not None:
         tests.append(interval.test)
     if parts.excluded and metric.compare == "minimum":
@@ -75,13 +73,13 @@ def estimate(
             {"rate": metric.rates[pair.place[0]], "groups": [groups[pair.high], groups[pair.low]]}
             for pair in interval.surest
         ]
-    made_by = _made_by(reduction, parts.hat)
+    made_by, of_class = _made_by(reduction, parts.hat)
     if len(classes) > 1:
-        if made_by.class_index is not None:
-            detail["class"] = classes[made_by.class_index]
+        if of_class is not None:
+            detail["class"] = classes[of_class]
         if metric.compare not in ("minimum", "mean"):
             detail["multiclass"] = rules.multiclass
-    attained_by = tuple(groups[g] for g in made_by.groups) if name is not None else ()
+    attained_by = tuple(groups[g] for g in made_by) if name is not None else ()
     return figure_of(metric, name, value, n, interval, rules.level, attained_by, detail)
 
 
@@ -237,24 +235,18 @@ def _within_unit(interval: intervals.Interval) -> intervals.Interval:
     return interval._replace(low=max(interval.low, 0.0), high=min(interval.high, 1.0))
 
 
-class _MadeBy(NamedTuple):
+def _made_by(reduction: Reduction, hat: Array) -> tuple[tuple[int, ...], int | None]:
     """Which groups, highest first, and which class make a figure."""
-
-    groups: tuple[int, ...]
-    class_index: int | None
-
-
-def _made_by(reduction: Reduction, hat: Array) -> _MadeBy:
     compare = reduction.metric.compare
     if compare == "mean":
-        return _MadeBy((), None)
+        return (), None
     if compare == "minimum":
         _, c, g = np.unravel_index(_place_of_least(hat), hat.shape)
-        return _MadeBy((int(g),), int(c))
+        return (int(g),), int(c)
     by_class = reduction.by_class(hat)
     one_class = reduction.multiclass == "max" or len(by_class) == 1
     if compare in ("signed", "signed_ratio"):
-        return _MadeBy((0, 1), reduction.followed if one_class else None)
+        return (0, 1), reduction.followed if one_class else None
     sign = 1.0 if compare == "ratio" else -1.0
     worst_class = _place_of_least(sign * by_class)
     rates = hat[_place_of_least(sign * reduction.by_part(hat)[:, worst_class]), worst_class]
@@ -262,7 +254,7 @@ def _made_by(reduction: Reduction, hat: Array) -> _MadeBy:
         groups: tuple[int, ...] = (_place_of_least(-np.abs(rates[:-1] - rates[-1])),)
     else:
         groups = (_place_of_least(-rates), _place_of_least(rates))
-    return _MadeBy(groups, worst_class if one_class else None)
+    return groups, worst_class if one_class else None
 
 
 def _place_of_least(values: Array) -> int:

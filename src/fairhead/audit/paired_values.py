@@ -1,6 +1,6 @@
 """One metric of two sets of predictions on the same rows: its value on each side, and how the rates behind it moved."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from math import prod
@@ -18,7 +18,7 @@ from fairhead.audit.ranked import CALIBRATION_BINS
 from fairhead.audit.rates import Rates
 from fairhead.audit.run_audit import tables_for
 from fairhead.audit.score_rates import LABEL, Scores, ScoreTables, binned_auc, equal_bins
-from fairhead.audit.tables import Tables
+from fairhead.audit.tables import Draws, Tables
 from fairhead.records import Column
 from fairhead.stats import Difference, Estimate, Span, intervals
 from fairhead.stats.clusters import cell_numbers, clusters_in, divide, tabulate
@@ -66,34 +66,36 @@ class BinnedScores:
         return divide(np.abs((counts * (LABEL - self.mean)).sum(axis=-2)).sum(axis=-1), total)
 
 
-BinnedPair = tuple[BinnedScores, BinnedScores]
+class Both(NamedTuple):
+    """Tables of both predictions, with replicates or swaps, and their scores where both have one."""
+
+    tables: Sequence[Tables]
+    scores: Sequence[BinnedScores] = ()
 
 
 def pair_scores(
-    first: Scores, second: Scores, column: Column, n_boot: int, n_perm: int, seed: int
-) -> tuple[BinnedPair, BinnedPair]:
+    first: Scores, second: Scores, column: Column, draws: Draws, n_perm: int
+) -> tuple[list[BinnedScores], list[BinnedScores]]:
     """Both scores resampled together, and swapped; each as a pair (a, b)."""
     both = np.concatenate([first.score, second.score])
     bins = equal_bins(both, CALIBRATION_BINS)
     mean = np.bincount(bins, both, CALIBRATION_BINS) / np.maximum(np.bincount(bins, minlength=CALIBRATION_BINS), 1)
-    shape = (len(column.levels), 2, CALIBRATION_BINS)
-    n = len(first.score)
+    shape, n = (len(column.levels), 2, CALIBRATION_BINS), len(first.score)
     keys = [cell_numbers([column.codes, first.label, part], shape) for part in (bins[:n], bins[n:])]
     sample = tabulate(keys, [shape, shape], first.weight, first.cluster)
     groups = tuple(str(level) for level in column.levels)
     clusters = clusters_in(column.codes, shape[0], first.cluster)
-    exact = [ScoreTables(scores, column.codes, shape[0], 1, seed) for scores in (first, second)]
+    exact = [ScoreTables(scores, column.codes, shape[0], 1, draws.seed) for scores in (first, second)]
 
-    def pair(stars: list[Array], move: bool) -> BinnedPair:
-        one, other = (
+    def pair(stars: list[Array], move: bool) -> list[BinnedScores]:
+        return [
             BinnedScores(groups, hat, star, rows.sum(axis=-1), mean, clusters, side if move else None)
             for hat, star, rows, side in zip(sample.observed(), stars, sample.rows, exact, strict=True)
-        )
-        return one, other
+        ]
 
     return (
-        pair(sample.bootstrap(n_boot, np.random.default_rng(seed)), move=True),
-        pair(sample.swapped(n_perm, np.random.default_rng(seed)), move=False),
+        pair(sample.bootstrap(draws.n_boot, np.random.default_rng(draws.seed)), move=True),
+        pair(sample.swapped(n_perm, np.random.default_rng(draws.seed)), move=False),
     )
 
 
@@ -192,21 +194,18 @@ def paired_ends(
     return Span(value, max(ends.low, float(low)), min(ends.high, float(high)))
 
 
-def paired_values(
-    metric: Metric, pair: tuple[Tables, Tables], scores: BinnedPair | None, rules: Rules, reference: int
-) -> PairedValues | str:
+def paired_values(metric: Metric, pair: Both, rules: Rules, reference: int) -> PairedValues | str:
     """A metric of both predictions and of their replicates, or why it is undefined."""
     if metric.compare == "association":
-        return _association(metric, pair, rules)
-    tables: Sequence[Tables | BinnedScores] = [tables_for(metric, t, reference) for t in pair]
-    if metric.scores:
-        assert scores is not None
-        tables = scores
+        return _association(metric, pair.tables, rules)
+    of_classes = [tables_for(metric, t, reference) for t in pair.tables]
+    tables: Sequence[Tables | BinnedScores] = pair.scores if metric.scores else of_classes
     rates: list[list[Rates]] = [[t.rates(name) for name in metric.rates] for t in tables]
+    small = pair.tables[0].small if metric.scores else of_classes[0].small
     # Both are judged on the same cells: those with enough rows for both.
     for kind, (one, other) in enumerate(zip(*rates, strict=True)):
         rows = np.minimum(one.rows, other.rows)
-        rates[0][kind], rates[1][kind] = (replace(side, rows=rows, small=pair[0].small) for side in (one, other))
+        rates[0][kind], rates[1][kind] = (replace(side, rows=rows, small=small) for side in (one, other))
     stacks = [Stack.of(metric, r, tables[0].groups, rules.min_cell) for r in rates]
     reduction = stacks[0].reduction(metric, rules)
     for stack in stacks:
@@ -246,7 +245,7 @@ def _largest_move(moves: Array) -> Array:
     return np.fmax.reduce(np.abs(moves), axis=(-1, -2, -3))
 
 
-def _association(metric: Metric, pair: tuple[Tables, Tables], rules: Rules) -> PairedValues | str:
+def _association(metric: Metric, pair: Sequence[Tables], rules: Rules) -> PairedValues | str:
     sizes = pair[0].rows.sum(axis=(-1, -2))
     usable = enough_rows(pair[0], rules.min_cell)
     n = int(sizes[usable].sum())
@@ -264,76 +263,68 @@ class PairChanges(NamedTuple):
     observed: Array  # shape [changes]
     largest: Array  # in swaps, shape [B]
 
-    @classmethod
-    def joined(cls, name: str, parts: "Sequence[PairChanges]") -> "PairChanges":
-        """Changes of several rates of the column of this name."""
-        found = [replace(d, group_by=name) for part in parts for d in part.differences]
-        observed = np.concatenate([np.zeros(0), *(part.observed for part in parts)])
-        return cls(found, observed, np.max([part.largest for part in parts], axis=0) if parts else np.zeros(1))
-
 
 def pair_changes(
-    bootstrap: tuple[Tables, Tables], swapped: tuple[Tables, Tables], rate: str, rules: Rules, reference: int
+    group_by: str,
+    drawn: Sequence[Tables],
+    swapped: Sequence[Tables],
+    names: Iterable[str],
+    rules: Rules,
+    reference: int,
 ) -> PairChanges:
-    """Changes of one rate for each pair of groups with enough rows, b minus a; the reference is second in its pairs.
-
-    Args:
-        bootstrap: counts of both predictions, and replicates.
-        swapped: the same, with swaps for replicates.
-        rate: its name in `rates.RATES`.
-        rules: options of the audit.
-        reference: number of the group that others are seen against.
-    """
-    drawn, swaps = [t.rates(rate) for t in bootstrap], [t.rates(rate) for t in swapped]
-    enough = drawn[0].enough(rules.min_cell) & drawn[1].enough(rules.min_cell)
-    names, groups = bootstrap[0].class_names(rate), bootstrap[0].groups
+    """Changes of rates for each pair of groups with enough rows, b minus a; the reference is second in its pairs."""
     found: list[Difference] = []
     observed: list[Array] = [np.zeros(0)]
-    largest = np.zeros(len(swaps[0].star))
-    for c, label in enumerate(names):
-        known = [int(g) for g in np.flatnonzero(enough[c])]
-        pairs = [(i, j) for i, j in combinations(known, 2) if len(known) <= ALL_PAIRS or reference in (i, j)]
-        if not pairs:
-            continue
-        one, other = np.array([(j, i) if i == reference else (i, j) for i, j in pairs]).T
-        (a, b), (star_a, star_b), (swap_a, swap_b) = (
-            [side[..., c, one] - side[..., c, other] for side in sides]
-            for sides in ([r.hat for r in drawn], [r.star for r in drawn], [r.star for r in swaps])
-        )
-        moved = swap_b - swap_a
-        se = np.maximum(np.nanstd(moved, axis=0), LEAST)
-        observed.append(np.abs(b - a) / se)
-        largest = np.maximum(largest, np.nanmax(np.abs(moved) / se, axis=1))
-        p = (1 + np.count_nonzero(~(np.abs(moved) < np.abs(b - a) - LEAST), axis=0)) / (1 + len(moved))
-        star = star_b - star_a
-        tails = [(1 - rules.level) / 2, (1 + rules.level) / 2]
-        low, high = np.nanquantile(star, tails, axis=0)
-        # The other group is ahead in b, and on neither side may the two be even.
-        sides = [np.nanquantile(side, tails, axis=0).prod(axis=0) > 0 for side in (star_a, star_b)]
-        turned = sides[0] & sides[1] & (a * b < 0)
-        near_low, near_high = change_of_size(a, b, star_a, star_b, rules.level)
-        spread = np.nanstd(star, axis=0)
-        rows = np.minimum(drawn[0].rows[c], drawn[1].rows[c])
-        for k, (i, j) in enumerate(zip(one.tolist(), other.tolist(), strict=True)):
-            value, nearer = float(b[k] - a[k]), float(abs(b[k]) - abs(a[k]))
-            found.append(
-                Difference(
-                    rate if len(names) == 1 else f"{rate}[{label}]",
-                    None,
-                    float(a[k]),
-                    float(b[k]),
-                    value,
-                    min(float(low[k]), value),
-                    max(float(high[k]), value),
-                    int(rows[i] + rows[j]),
-                    float(p[k]),
-                    mde=intervals.minimum_detectable(float(spread[k]), rules.level),
-                    ideal=0.0,
-                    nearer=Span(nearer, min(float(near_low[k]), nearer), max(float(near_high[k]), nearer)),
-                    note=REVERSED if turned[k] else None,
-                    groups=(groups[i], groups[j]),
-                )
+    largest = np.zeros(len(swapped[0].star))
+    groups = drawn[0].groups
+    for name in names:
+        rates, swaps = [t.rates(name) for t in drawn], [t.rates(name) for t in swapped]
+        enough = rates[0].enough(rules.min_cell) & rates[1].enough(rules.min_cell)
+        classes = drawn[0].class_names(name)
+        for c, label in enumerate(classes):
+            known = [int(g) for g in np.flatnonzero(enough[c])]
+            pairs = [(i, j) for i, j in combinations(known, 2) if len(known) <= ALL_PAIRS or reference in (i, j)]
+            if not pairs:
+                continue
+            one, other = np.array([(j, i) if i == reference else (i, j) for i, j in pairs]).T
+            (a, b), (star_a, star_b), (swap_a, swap_b) = (
+                [side[..., c, one] - side[..., c, other] for side in sides]
+                for sides in ([r.hat for r in rates], [r.star for r in rates], [r.star for r in swaps])
             )
+            moved = swap_b - swap_a
+            se = np.maximum(np.nanstd(moved, axis=0), LEAST)
+            observed.append(np.abs(b - a) / se)
+            largest = np.maximum(largest, np.nanmax(np.abs(moved) / se, axis=1))
+            p = (1 + np.count_nonzero(~(np.abs(moved) < np.abs(b - a) - LEAST), axis=0)) / (1 + len(moved))
+            star = star_b - star_a
+            tails = [(1 - rules.level) / 2, (1 + rules.level) / 2]
+            low, high = np.nanquantile(star, tails, axis=0)
+            # The other group is ahead in b, and on neither side may the two be even.
+            sides = [np.nanquantile(side, tails, axis=0).prod(axis=0) > 0 for side in (star_a, star_b)]
+            turned = sides[0] & sides[1] & (a * b < 0)
+            near_low, near_high = change_of_size(a, b, star_a, star_b, rules.level)
+            spread = np.nanstd(star, axis=0)
+            rows = np.minimum(rates[0].rows[c], rates[1].rows[c])
+            for k, (i, j) in enumerate(zip(one.tolist(), other.tolist(), strict=True)):
+                value, nearer = float(b[k] - a[k]), float(abs(b[k]) - abs(a[k]))
+                found.append(
+                    Difference(
+                        name if len(classes) == 1 else f"{name}[{label}]",
+                        group_by,
+                        float(a[k]),
+                        float(b[k]),
+                        value,
+                        min(float(low[k]), value),
+                        max(float(high[k]), value),
+                        int(rows[i] + rows[j]),
+                        float(p[k]),
+                        mde=intervals.minimum_detectable(float(spread[k]), rules.level),
+                        ideal=0.0,
+                        nearer=Span(nearer, min(float(near_low[k]), nearer), max(float(near_high[k]), nearer)),
+                        note=REVERSED if turned[k] else None,
+                        groups=(groups[i], groups[j]),
+                    )
+                )
     return PairChanges(found, np.concatenate(observed), largest)
 
 

@@ -191,10 +191,15 @@ def auc_of(down: Array, up: Array) -> Auc:
     n_down, n_up = down.sum(axis=-1), up.sum(axis=-1)
     below = np.cumsum(down, axis=-1) - down / 2
     with np.errstate(invalid="ignore", divide="ignore"):
-        value = np.where(n_up * n_down > 0, np.vecdot(up, below) / (n_up * n_down), np.nan)
+        value = np.where(n_up * n_down > 0, _dot(up, below) / (n_up * n_down), np.nan)
         above = n_up[..., None] - np.cumsum(up, axis=-1) + up / 2
         of_up, of_down = (
-            np.vecdot(own, (others / n_others[..., None] - value[..., None]) ** 2) / own.sum(axis=-1) ** 2
+            _dot(own, (others / n_others[..., None] - value[..., None]) ** 2) / own.sum(axis=-1) ** 2
             for own, others, n_others in ((up, below, n_down), (down, above, n_up))
         )
     return Auc(value, of_up + of_down)
+
+
+def _dot(a: Array, b: Array) -> Array:
+    """Sums of products over the last axis; BLAS starts threads for these, which wait where others use the cores."""
+    return np.asarray(np.einsum("...e,...e->...", a, b))

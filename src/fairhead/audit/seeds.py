@@ -13,7 +13,7 @@ together: pairs stay pairs, whether the seeds share one test set, have one each,
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,8 +67,7 @@ class SeedDifference(Difference):
         return {**content, "by_seed": {str(seed): value for seed, value in self.by_seed.items()}}
 
 
-@dataclass(frozen=True)
-class _Drawn:
+class _Drawn(NamedTuple):
     """A metric of one run: its value, its replicates [B] (NaN where a cell was empty), and the rates behind them."""
 
     value: float
@@ -104,15 +103,13 @@ class SeedPool:
     def difference(self, a: str, b: str, metric: str) -> SeedDifference:
         """One metric of two methods, pairwise: same seeds, same test rows."""
         one, other = self._drawn(a, metric), self._drawn(b, metric)
-        known: dict[str, Any] = {"ideal": METRICS[metric].ideal, "methods": (a, b), "n": self._rows(b)}
-        nothing: dict[str, Any] = dict.fromkeys(("a", "b", "value", "low", "high"))
+        known: dict[str, Any] = {"metric": metric, "group_by": self.group_by, "ideal": METRICS[metric].ideal}
+        known |= {"methods": (a, b), "n": self._rows(b), **dict.fromkeys(("a", "b", "value", "low", "high"))}
         if isinstance(one, str) or isinstance(other, str):
-            reason = one if isinstance(one, str) else str(other)
-            return SeedDifference(metric, self.group_by, **nothing, **known, undefined=reason)
+            return SeedDifference(**known, undefined=one if isinstance(one, str) else str(other))
         seeds = sorted(one.keys() & other.keys())
         if not seeds:
-            reason = "the two have no seed in common"
-            return SeedDifference(metric, self.group_by, **nothing, **known, undefined=reason)
+            return SeedDifference(**known, undefined="the two have no seed in common")
         values = np.array([other[s].value - one[s].value for s in seeds])
         stars = np.stack([other[s].star - one[s].star for s in seeds])  # [S, B]
         stars = stars[:, ~np.isnan(stars).any(axis=0)]
@@ -121,20 +118,18 @@ class SeedPool:
         known |= {side: float(np.mean([drawn[s].value for s in seeds])) for side, drawn in (("a", one), ("b", other))}
         spread = _spread(values, stars)
         if spread is None:
-            known |= {"se_test": float(stars.mean(axis=0).std()), "low": None, "high": None}
-            reason = "one seed: the spread of training is unknown"
-            return SeedDifference(metric, self.group_by, **known, undefined=reason)
+            known |= {"se_test": float(stars.mean(axis=0).std())}
+            return SeedDifference(**known, undefined="one seed: the spread of training is unknown")
         known |= {"se": spread.se, "se_test": spread.test}
         if spread.se == 0:
             # The same answers everywhere: nothing says how large a difference would have shown.
-            return SeedDifference(metric, self.group_by, **known, low=value, high=value, p=float(value == 0))
+            return SeedDifference(**known | {"low": value, "high": value}, p=float(value == 0))
         from scipy.stats import t as student
 
         reach = float(student.ppf((1 + self.level) / 2, spread.df)) * spread.se
         known |= {"low": value - reach, "high": value + reach}
         p = float(2 * student.sf(abs(value) / spread.se, spread.df))
-        detectable = reach + float(student.ppf(0.8, spread.df)) * spread.se
-        return SeedDifference(metric, self.group_by, **known, p=p, mde=detectable)
+        return SeedDifference(**known, p=p, mde=reach + float(student.ppf(0.8, spread.df)) * spread.se)
 
     def _rows(self, method: str) -> int:
         """Test rows, averaged over seeds."""
@@ -157,11 +152,9 @@ class SeedPool:
     def _drawn(self, method: str, metric: str) -> dict[int, _Drawn] | str:
         """Each seed's value and replicates, or why there are none."""
         if method not in self.runs:
-            known = list(self.runs)
-            raise InputError(
-                f"there is no method {method!r}; there are {', '.join(known)}.{did_you_mean(method, known)}"
-            )
-        (chosen,) = choose_metrics([metric], score_rates=())
+            near = did_you_mean(method, list(self.runs))
+            raise InputError(f"there is no method {method!r}; there are {', '.join(self.runs)}.{near}")
+        (chosen,) = choose_metrics(metric, score_rates=())
         found: dict[int, _Drawn] = {}
         for seed, tables in self._tables[method].items():
             used = tables.all_rows if chosen.overall else tables
@@ -195,14 +188,14 @@ class SeedPool:
         shape = (len(groups), len(classes), len(classes))
         units, keys = [], []
         for (method, seed, records), column in zip(named, columns, strict=True):
-            known = records.with_known([self.group_by])
-            if known.id is None:
+            rows = records.with_known([self.group_by])
+            if rows.id is None:
                 raise InputError(f"{method}, seed {seed}: records need ids, so that runs can be paired")
             if records.classes != classes:
                 raise InputError(f"{method}, seed {seed}: has the classes {records.classes}; other runs have {classes}")
             group = np.array([groups.index(level) for level in column.levels])[column.complete().codes]
-            view = View.of(known)
-            units.append(known.id if known.cluster is None else known.cluster.values())
+            view = View.of(rows)
+            units.append(rows.id if rows.cluster is None else rows.cluster.values())
             keys.append(cell_numbers([group, view.label, view.prediction], shape))
         names, unit = np.unique(np.concatenate(units), return_inverse=True)
         run = np.repeat(np.arange(len(named)), [len(key) for key in keys])
@@ -210,20 +203,17 @@ class SeedPool:
         cell = run * cells + np.concatenate(keys)
         content = csr_array((np.ones(len(cell)), (cell, unit)), shape=(len(named) * cells, len(names)))
         observed: Array = np.asarray(content.sum(axis=1)).reshape(len(named), *shape)
-        star = np.concatenate(
-            [np.asarray(content @ w.T) for w in drawn_units(len(names), self.n_boot, self.seed)], axis=1
-        )
+        drawn = drawn_units(len(names), self.n_boot, self.seed)
+        star = np.concatenate([np.asarray(content @ times.T) for times in drawn], axis=1)
         star = np.moveaxis(star.reshape(len(named), *shape, self.n_boot), -1, 1)  # [runs, B, G, C, C]
         tables: dict[str, dict[int, Tables]] = {}
-        for i, (method, seed, _) in enumerate(named):
-            tables.setdefault(method, {})[seed] = Tables(
-                tuple(map(str, groups)), tuple(map(str, classes)), observed[i], star[i], observed[i].astype(np.int64)
-            )
+        known = tuple(map(str, groups)), tuple(map(str, classes))
+        for (method, seed, _), counts, replicates in zip(named, observed, star, strict=True):
+            tables.setdefault(method, {})[seed] = Tables(*known, counts, replicates, counts.astype(np.int64))
         return tables
 
 
-@dataclass(frozen=True)
-class _Spread:
+class _Spread(NamedTuple):
     """Standard error of a mean over seeds, its test-sampling part, and its degrees of freedom."""
 
     se: float

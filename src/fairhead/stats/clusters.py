@@ -3,7 +3,6 @@
 import os
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
 
@@ -50,14 +49,14 @@ def tabulate(
         entries = _weighted_rows(key.astype(np.int64), weight)
     else:
         entries = _plain_rows(key, prod(sizes))
-    contents = [
-        _content(entries, cell, shape) for cell, shape in zip(np.unravel_index(entries.key, sizes), shapes, strict=True)
-    ]
+    contents = []
+    for cell, shape in zip(np.unravel_index(entries.key, sizes), shapes, strict=True):
+        rows = np.bincount(cell, entries.rows, prod(shape)).astype(np.int64).reshape(shape)
+        contents.append(Content(entries.unit, cell.astype(np.int64), entries.value, rows))
     return Sample(entries.multiplicity, tuple(contents))
 
 
-@dataclass(frozen=True)
-class _Entries:
+class _Entries(NamedTuple):
     """(unit, key, value) entries; `rows` of the sample behind each entry."""
 
     multiplicity: Ints
@@ -78,11 +77,6 @@ def clusters_in(group: NDArray[np.integer], n_groups: int, cluster: NDArray[np.i
         return None
     pairs = np.unique(cell_numbers([cluster, group], (int(cluster.max()) + 1, n_groups)))
     return np.bincount(pairs % n_groups, minlength=n_groups)
-
-
-def _content(entries: _Entries, cell: NDArray[np.integer], shape: tuple[int, ...]) -> Content:
-    in_cell = np.bincount(cell, weights=entries.rows, minlength=prod(shape)).astype(np.int64).reshape(shape)
-    return Content(entries.unit, cell.astype(np.int64), entries.value, in_cell)
 
 
 def _plain_rows(key: NDArray[np.integer], n_cells: int) -> _Entries:
@@ -134,12 +128,11 @@ def sample_of_table(rows: NDArray[np.integer]) -> Sample:
     return Sample(multiplicity, (Content(np.arange(len(cells)), cells, None, rows.astype(np.int64)),))
 
 
-def _weighted_rows(key: Ints, weight: Array | None) -> _Entries:
+def _weighted_rows(key: Ints, weight: Array) -> _Entries:
     """Split each cell into strata of near-equal weight: the units of the weighted bootstrap.
 
     With at most 16 different weights in a cell nothing is lost; otherwise a stratum stands for its mean weight.
     """
-    assert weight is not None
     order = np.lexsort((weight, key))
     key, weight = key[order], weight[order]
     new_cell = np.flatnonzero(np.diff(key, prepend=-1))
@@ -176,9 +169,8 @@ def _clusters(key: Ints, weight: Array | None, cluster: NDArray[np.integer]) -> 
     new_number[first] = np.arange(len(first))
     kept = new_number[unit] >= 0
     kept_unit = new_number[unit[kept]]
-    return _Entries(
-        multiplicity, kept_unit, cell[kept], rows[kept].astype(np.float64), rows[kept] * multiplicity[kept_unit]
-    )
+    rows = rows[kept]
+    return _Entries(multiplicity, kept_unit, cell[kept], rows.astype(np.float64), rows * multiplicity[kept_unit])
 
 
 def cluster_sums(values: ArrayLike, clusters: Sequence[Hashable]) -> Array:

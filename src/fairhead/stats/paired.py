@@ -54,7 +54,7 @@ def paired_difference(
     reason = how.why_undefined(n, clusters, a, b)
     if reason is not None:
         return nothing(reason)
-    link: Callable[[Any], Any] = np.log if relative else _itself
+    link: Callable[[Any], Any] = np.log if relative else lambda value: value
     star_a, star_b = how.replicates(statistic, first, second)
     kept = ~(np.isnan(star_a) | np.isnan(star_b))
     if not kept.any():
@@ -65,21 +65,11 @@ def paired_difference(
     if ideal is not None:
         distances = np.abs(star_b - ideal) - np.abs(star_a - ideal)
         nearer, _ = _span(abs(b - ideal) - abs(a - ideal), distances, how, clusters)
-    return Difference(
-        metric,
-        None,
-        a,
-        b,
-        moved.value,
-        moved.low,
-        moved.high,
-        p=_p_value(statistic, first, second, link, how.seed, n_perm),
-        # Where no replicate differs from another there is nothing to say what would have been seen.
-        mde=minimum_detectable(se, how.level) if se > 0 else None,
-        nearer=nearer,
-        note=f"only {clusters} clusters" if clusters < FEW_CLUSTERS else None,
-        **known,
-    )
+    known |= {"nearer": nearer, "note": f"only {clusters} clusters" if clusters < FEW_CLUSTERS else None}
+    p = _p_value(statistic, first, second, link, how.seed, n_perm)
+    # Where no replicate differs from another there is nothing to say what would have been seen.
+    mde = minimum_detectable(se, how.level) if se > 0 else None
+    return Difference(metric, None, a, b, moved.value, moved.low, moved.high, p=p, mde=mde, **known)
 
 
 def corrected(differences: Sequence[Difference]) -> list[Difference]:
@@ -145,10 +135,6 @@ def change_of_size(a: Array, b: Array, star_a: Array, star_b: Array, level: floa
     low, high = np.where(sure_of_a, ends.max(axis=1), ends.min(axis=1))
     most = np.abs(ends[:, 0]).max(axis=0)  # a size changes by no more than the figure itself
     return np.clip(low, -most, most), np.clip(high, -most, most)
-
-
-def _itself(value: Any) -> Any:
-    return value
 
 
 def _span(value: float, star: Array, how: Resampling, clusters: int) -> tuple[Span, float]:
