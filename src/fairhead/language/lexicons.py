@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fairhead.errors import InputError
+from fairhead.errors import InputError, check_known
 from fairhead.language.benchmark import NotMeasured
 from fairhead.store import reading
 
@@ -216,6 +216,45 @@ def gender_vectors(leaning: Lexicon) -> TextMeasure:
 def by_lexicon(lexicon: Lexicon) -> TextMeasure:
     """The score of a text on each dimension of a lexicon."""
     return TextMeasure(lexicon.dimensions, lambda text: lexicon.score(words_of(text)).tolist())
+
+
+def labels_of(config: Any, wanted: Sequence[str], folder: str) -> dict[int, str]:
+    """The classes of a classifier that are measured, by number; without `wanted` all of them."""
+    known = {int(number): str(name) for number, name in config.id2label.items()}
+    for name in wanted:
+        check_known(name, [*known.values()], f"{folder} has no label {name!r}; it has")
+    return {number: name for number, name in known.items() if not wanted or name in wanted}
+
+
+def check_classifier(folder: str, wanted: Sequence[str]) -> None:
+    """Refuse what is no trained classifier of texts with these labels; it is loaded once for that."""
+    from fairhead.models.load import open_model
+
+    labels_of(open_model(folder, "text").model.config, wanted, folder)
+
+
+def by_classifier(folder: str, texts: Sequence[str], wanted: Sequence[str] = ()) -> TextMeasure:
+    """The probability of each label, of texts that are all read at once, in batches of like length.
+
+    Where a text can have several labels (`problem_type` "multi_label_classification", or a single label) each has a
+    probability of its own; otherwise those of a text sum to 1.
+    """
+    import torch
+
+    from fairhead.models.batches import TextInputs
+
+    distinct = sorted(set(texts), key=len)
+    rows = TextInputs(folder, tuple(distinct), batch_size=64)
+    config: Any = rows.model.config
+    labels = labels_of(config, wanted, folder)
+    apart = config.problem_type == "multi_label_classification" or config.num_labels == 1
+    found: dict[str, list[float]] = {}
+    with torch.inference_mode():
+        for batch in rows.batches():
+            logits = rows.model(**batch).logits.float()
+            shares = (logits.sigmoid() if apart else logits.softmax(-1))[:, list(labels)].cpu().tolist()
+            found |= dict(zip(distinct[len(found) : len(found) + len(shares)], shares, strict=True))
+    return TextMeasure(tuple(f"{Path(folder).name} p({name})" for name in labels.values()), found.__getitem__)
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from fairhead.language.benchmarks.attention_gap import (
     study,
     table,
 )
+from fairhead.language.observing import NO_SPAN, PairGaps, TokenGaps, read_gaps
 from fairhead.language.packing import align, slots
-from fairhead.language.read_attention import NO_SPAN, PairGaps, TokenGaps, read_gaps
 from fairhead.language.scorer import Scorer
 from fairhead.stats.bootstrap import Resampling
 

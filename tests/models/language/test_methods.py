@@ -18,9 +18,8 @@ from fairhead.language.answers import Prompt, Sampling
 from fairhead.language.benchmarks import attention_entropy
 from fairhead.language.benchmarks.attention_gap import SentencePair
 from fairhead.language.benchmarks.perplexity import Document
-from fairhead.language.generation import generate
 from fairhead.language.lexicons import read_swaps
-from fairhead.language.read_attention import read_gaps
+from fairhead.language.observing import generate, read_gaps
 from fairhead.language.scorer import Scorer
 from fairhead.mitigate.language_trainer import LanguageTrainer
 from fairhead.mitigate.registry import names

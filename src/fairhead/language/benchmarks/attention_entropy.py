@@ -42,7 +42,7 @@ def table(
     """
     import torch
 
-    from fairhead.language.read_attention import read_attention
+    from fairhead.language.observing import read_attention
 
     width = min(window, scorer.context)
     if width < 3:

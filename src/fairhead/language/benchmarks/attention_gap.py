@@ -1,7 +1,7 @@
 """Where attention parts ways between a stereotyped sentence and its counterpart: on the words that differ?
 
 KLAAD's motivation: in a pair of sentences, is the token whose attention differs most one of those that carry the bias?
-`read_attention.read_gaps` reads a model; this file makes figures of what it read, and needs no torch.
+`observing.read_gaps` reads a model; this file makes figures of what it read, and needs no torch.
 
 Read the answer with care. Tokens that differ have keys that differ, in any model and for any words: that attention to
 them differs most is no proof of bias. What tells something is how the figures compare, between models, heads or kinds
@@ -39,7 +39,7 @@ from fairhead.stats.clusters import cluster_errors
 from fairhead.stats.paired import permutation_p
 
 if TYPE_CHECKING:
-    from fairhead.language.read_attention import PairGaps
+    from fairhead.language.observing import PairGaps
     from fairhead.report.page import Sentence
     from fairhead.report.sections.plain import PlainTables
 
@@ -161,7 +161,7 @@ def _tested(values: Array, clusters: Sequence[str], by_chance: Array) -> dict[st
 
 def _shifted(gaps: "PairGaps", layer: int, n_perm: int, seed: int) -> dict[str, Array]:
     """Means over pairs, [n_perm], with each pair's span moved round its sentence by a random number of places."""
-    from fairhead.language.read_attention import largest_on
+    from fairhead.language.observing import largest_on
 
     longest = max(len(tokens.changed) for tokens in gaps.tokens)
     hit, apart = np.zeros((2, len(gaps.tokens), longest))
@@ -324,7 +324,7 @@ def shown(gap: BenchmarkResult, level: float) -> "PlainTables":
 
 
 def _measure(work: Work) -> Measured:
-    from fairhead.language.read_attention import read_gaps
+    from fairhead.language.observing import read_gaps
 
     how = {"average": work.options.average, "start_token": work.options.counts_start_token}
     gaps = read_gaps(work.scorer, sentence_pairs(work.items), **how, progress=work.progress)

@@ -25,7 +25,9 @@ from fairhead.language.benchmark import MEASURES, Benchmark, BenchmarkResult, Fi
 from fairhead.language.lexicons import (
     GENDERED,
     TextMeasure,
+    by_classifier,
     by_lexicon,
+    check_classifier,
     find_lexicons,
     gender_vectors,
     gender_words,
@@ -151,8 +153,6 @@ def _ready(options: Options) -> None:
     if options.classifier_label and len(options.classifier) != 1:
         raise InputError(f"--classifier-label is of one --classifier; there are {len(options.classifier)}")
     for folder in options.classifier:
-        from fairhead.language.generation import check_classifier
-
         check_classifier(folder, options.classifier_label)
     if options.vectors is not None:
         read_gender_vectors(options.vectors, ())
@@ -164,8 +164,6 @@ def _table(items: Iterable[BoldPrompt], generations: Mapping[str, Generation], o
         words = {word for one in generations.values() for word in words_of(one.text)}
         chosen.append(gender_vectors(read_gender_vectors(options.vectors, words)))
     for folder in options.classifier:
-        from fairhead.language.generation import by_classifier
-
         texts = [one.text for one in generations.values() if not one.empty]
         chosen.append(by_classifier(folder, texts, options.classifier_label))
     return table(items, generations, chosen)
