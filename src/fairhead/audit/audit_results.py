@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fairhead import report  # what needs templates is imported when it is used
 from fairhead.audit.catalogue import METRICS, OWN, Metric
-from fairhead.report.result import Result
+from fairhead.report import Result
 from fairhead.report.wording import (
     CROSS,
     FAILS,
@@ -191,8 +191,8 @@ class Comparison(Result):
         """Print the differences; `result.a.show()` and `result.b.show()` print each audit."""
         from rich.markup import escape
 
-        from fairhead.report.result import terminal
-        from fairhead.report.terminal import show_comparison, show_verdict
+        from fairhead.report import show_verdict, terminal
+        from fairhead.report.terminal_tables import show_comparison
 
         console = console or terminal()
         compared, *_ = self.page(names).sections

@@ -18,7 +18,7 @@ from fairhead.audit.run_audit import Part
 from fairhead.audit.tables import Draws
 from fairhead.errors import InputError
 from fairhead.records import Column, Records
-from fairhead.report.result import Result
+from fairhead.report import Result
 from fairhead.report.wording import CROSS, Scale, count, in_words, metric_name, scale_of
 from fairhead.stats import GroupRow, Span
 from fairhead.stats.bootstrap import STABLE_ROWS

@@ -24,8 +24,7 @@ from fairhead.bench.grid import Cell, Grid, Method
 from fairhead.bench.table import Block, Line, Table, finding, verdict
 from fairhead.errors import InputError
 from fairhead.records import Records
-from fairhead.report.frontier import Frontier, Point
-from fairhead.report.sections.bench_block import Choice, Cost
+from fairhead.report.sections.bench_block import Choice, Cost, Frontier, Point
 from fairhead.stats import ALPHA, adjust
 from fairhead.store import append_lines, locked, made_folder, reading, whole_file, whole_lines
 

@@ -13,9 +13,15 @@ from fairhead.audit.seeds import SeedDifference, SeedFigure
 from fairhead.mitigate.registry import LADDER
 from fairhead.report import Report, Sentence, render
 from fairhead.report.form import build_dataclass, plain
-from fairhead.report.frontier import Frontier
 from fairhead.report.sections import Section
-from fairhead.report.sections.bench_block import BenchBlock, Choice, Cost, column_name, markdown_table
+from fairhead.report.sections.bench_block import (
+    BenchBlock,
+    Choice,
+    Cost,
+    Frontier,
+    column_name,
+    markdown_table,
+)
 from fairhead.report.sections.plain import PlainTable, PlainTables, Text
 from fairhead.report.wording import in_short, plain_value, signed
 from fairhead.stats import p_text

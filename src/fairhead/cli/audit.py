@@ -268,10 +268,9 @@ def audit_command(
     from rich.markup import escape
 
     from fairhead.audit import audit, compare, drift
-    from fairhead.report import write
+    from fairhead.report import show_page, terminal, write
     from fairhead.report.form import one_of
     from fairhead.report.legal_forms import eu_ai_act, local_law_144
-    from fairhead.report.result import show_page, terminal
 
     other: Records | None
     if other_column is not None:

@@ -12,7 +12,7 @@ import typer
 from fairhead.cli.common import need, progress
 from fairhead.cli.options import options
 from fairhead.errors import InputError
-from fairhead.report.result import harmless
+from fairhead.report import harmless
 from fairhead.settings import Count, Option, Positive, Range
 from fairhead.store import made_folder, yaml_value
 

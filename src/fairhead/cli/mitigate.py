@@ -17,7 +17,7 @@ from fairhead.cli.common import DataColumns, SentenceColumns, command_line, is_f
 from fairhead.cli.options import options, parameter_names
 from fairhead.errors import InputError
 from fairhead.mitigate.registry import MethodEntry, listed, method_named, names
-from fairhead.report.result import terminal
+from fairhead.report import terminal
 from fairhead.settings import Option
 from fairhead.store import write_json
 from fairhead.train.plan import TrainingPlan

@@ -103,7 +103,7 @@ class BeforeAfter(Result):
     def show(self, console: "Console | None" = None) -> None:
         """Print the verdict, and the headlines of every run in a table."""
         from fairhead.language.before_after_report import show_changes
-        from fairhead.report.result import terminal
+        from fairhead.report import terminal
 
         show_changes(console or terminal(), self)
 

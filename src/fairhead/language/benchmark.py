@@ -14,7 +14,7 @@ import numpy as np
 
 from fairhead.errors import FairheadError, InputError, check_known
 from fairhead.language.answers import ItemTable, Progress, Prompt, Request, Sampling
-from fairhead.report.result import Result
+from fairhead.report import Result
 from fairhead.report.wording import number
 from fairhead.settings import check_settings
 from fairhead.stats import Estimate
@@ -167,7 +167,7 @@ class BenchmarkResult(Result):
 
     def show(self, console: "Console | None" = None) -> None:
         """Print what was measured, what can be said, one line per category, and what was left out."""
-        from fairhead.report.result import show_page, terminal
+        from fairhead.report import show_page, terminal
 
         out, page = console or terminal(), self.page()
         out.print(f"{self._model} on {self.benchmark}: {self.n:,} items", style="bold", markup=False, highlight=False)

@@ -26,8 +26,7 @@ from fairhead.errors import InputError, check_known
 from fairhead.language.answers import ItemTable, StoredItems, read_items
 from fairhead.language.benchmark import SECTIONS, BenchmarkResult, Measured
 from fairhead.language.benchmarks import all_benchmarks
-from fairhead.report import Report, Result, Sentence
-from fairhead.report.result import terminal
+from fairhead.report import Report, Result, Sentence, terminal
 from fairhead.report.sections.plain import PlainTable, PlainTables
 from fairhead.report.wording import plain_value
 from fairhead.settings import check_settings

@@ -14,8 +14,8 @@ from fairhead.locate.ablation import written
 from fairhead.locate.head_maps import Head
 from fairhead.locate.locate_settings import LocatePlan
 from fairhead.locate.studies import Changes
-from fairhead.report.frontier import Frontier, Point
-from fairhead.report.sections.plain import EditFront, PlainTable, PlainTables
+from fairhead.report.sections.bench_block import EditFront, Frontier, Point
+from fairhead.report.sections.plain import PlainTable, PlainTables
 from fairhead.report.wording import metric_name, signed
 from fairhead.stats import Difference
 

@@ -20,8 +20,7 @@ from fairhead.models import LoadedModel, open_model
 from fairhead.models.attached import positions_of
 from fairhead.models.inputs import Pictures, normalising, text_length, tokens_of
 from fairhead.models.load import device_named
-from fairhead.report import Report, Result, render
-from fairhead.report.result import harmless, terminal
+from fairhead.report import Report, Result, harmless, render, terminal
 from fairhead.report.sections.attention_sections import AttentionMap, AttentionMaps, MappedPicture, picture_address
 from fairhead.report.sections.plain import Text
 from fairhead.store import write_json, write_text

@@ -7,11 +7,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from fairhead.errors import InputError
-from fairhead.report.forest import level
 from fairhead.report.page import Report, Sentence
 from fairhead.report.sections.audited import AuditFigures
 from fairhead.report.sections.plain import PlainTable, PlainTables
-from fairhead.report.wording import CROSS, FOUR_FIFTHS, count, left_out, listed, metric_name, said, with_interval
+from fairhead.report.wording import (
+    CROSS,
+    FOUR_FIFTHS,
+    count,
+    left_out,
+    level,
+    listed,
+    metric_name,
+    said,
+    with_interval,
+)
 from fairhead.stats import GroupRow
 from fairhead.stats.bootstrap import STABLE_ROWS
 

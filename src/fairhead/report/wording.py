@@ -121,6 +121,13 @@ def main_rates(known: Sequence[str], room: int) -> list[str]:
     return ["accuracy", *(recalls if len(recalls) < room else [])]
 
 
+def level(provenance: Mapping[str, Any]) -> str:
+    """The level of the intervals in words: as the provenance or an entry of it says, or 95 %."""
+    places = [provenance, *(entry for entry in provenance.values() if isinstance(entry, Mapping))]
+    share = next((place["level"] for place in places if isinstance(place.get("level"), float)), 0.95)
+    return f"{share * 100:g}{THIN_SPACE}%"
+
+
 def by(group_by: str | None) -> str:
     """Say what a figure is split by."""
     return "overall" if group_by is None else f"by {group_by}"

@@ -7,7 +7,7 @@ from sklearn.calibration import calibration_curve
 from sklearn.metrics import confusion_matrix, roc_curve
 
 import fairhead
-from fairhead.report.group_tables import draw_roc
+from fairhead.report.sections.audited import draw_roc
 
 
 def made(decimals):

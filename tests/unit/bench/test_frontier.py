@@ -2,7 +2,7 @@
 
 from itertools import combinations
 
-from fairhead.report.frontier import _APART, _BOTTOM, _TOP, _WIDTH, _box, _places
+from fairhead.report.sections.bench_block import _APART, _BOTTOM, _TOP, _WIDTH, _box, _places
 
 
 def test_names_of_crowded_points_stand_apart_and_inside():

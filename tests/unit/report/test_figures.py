@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 from report_example import ablation, audit, comparison, estimate, headmap
 
 from fairhead.audit.audit_results import Audit
-from fairhead.report.forest import Mark, forest
 from fairhead.report.form import plain
-from fairhead.report.group_tables import group_forest, group_heat_map
-from fairhead.report.markup import Axis
+from fairhead.report.markup import Axis, Mark, forest
 from fairhead.report.sections import Section
 from fairhead.report.sections.ablated import control_plot
+from fairhead.report.sections.audited import group_forest, group_heat_map
 from fairhead.report.sections.headmap import STEPS, colour_bar, colour_class
 from fairhead.report.wording import MINUS, THIN_SPACE, Scale, count, is_share, p_value, scale_of
 from fairhead.stats import Difference, Estimate, GroupRow
@@ -165,7 +164,7 @@ def test_every_estimate_is_shown_once_or_listed_as_undefined() -> None:
     assert [block.heading for block in blocks] == ["Overall", "By g"]
     assert blocks[0].groups is None
     for table in (blocks[1].groups, *blocks[1].heat.tables):
-        assert [row.group for row in table.rows] == ["a", "b", "c"]
+        assert [row.name for row in table.rows] == ["a", "b", "c"]
 
 
 def test_the_heat_map_is_pale_where_a_difference_may_be_chance() -> None:
@@ -187,7 +186,7 @@ def test_the_heat_map_is_pale_where_a_difference_may_be_chance() -> None:
 def test_filled_dots_are_those_whose_interval_leaves_the_ideal_out() -> None:
     found = Audit((estimate("DP", 0.1, 0.02), estimate("EOp", 0.01, 0.02), estimate("EOd", 0.2, ideal=None)), (), {})
     blocks = made(kind="audit", name="m", audit=found).blocks()
-    rows = [row for block in blocks for panel in block.panels for row in panel.forest.rows]
+    rows = [row for block in blocks for panel in block.panels for row in panel.rows]
     assert ['class="row clear"' in row for row in rows] == [True, False, False]
 
 

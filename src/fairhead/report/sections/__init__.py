@@ -31,7 +31,7 @@ SECTIONS: dict[str, str] = {
     "changes": "fairhead.report.sections.changes:Changes",
     "spillover": "fairhead.report.sections.changes:Spillover",
     "attention_gap": "fairhead.report.sections.attention_sections:AttentionGap",
-    "edit_front": "fairhead.report.sections.plain:EditFront",
+    "edit_front": "fairhead.report.sections.bench_block:EditFront",
     "tables": "fairhead.report.sections.plain:PlainTables",
     "bench": "fairhead.report.sections.bench_block:BenchBlock",
     "qk_histograms": "fairhead.report.sections.attention_sections:QKHistograms",

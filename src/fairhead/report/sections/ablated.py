@@ -8,9 +8,8 @@ from typing import Annotated, ClassVar, NamedTuple
 import numpy as np
 from markupsafe import Markup
 
-from fairhead.report.forest import Cell, Mark, Panel, forest, tick_scale
 from fairhead.report.form import Head, Must
-from fairhead.report.markup import Axis, fill, part
+from fairhead.report.markup import Axis, Cell, Mark, fill, forest, part, tick_scale
 from fairhead.report.sections import Section
 from fairhead.report.wording import Scale, count, head_name, metric_name, p_value, scale_of
 
@@ -202,7 +201,7 @@ class Curve(Section):
                 for step, value in steps:
                     words = f"{step}: {name} {scale.write(value)}"
                     marks.append(Mark(value, None, None, (), "level", words, step, "", (Cell(scale.write(value)),)))
-                panels.append(Panel(name, forest(marks, scale, None), marks))
+                panels.append(forest(marks, scale, None, caption=name))
         if not panels:
             return Markup('<p class="muted">No figure of the curve is defined.</p>')
         return part("forest_table", ("Value",), panels)

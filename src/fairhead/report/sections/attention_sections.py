@@ -11,9 +11,8 @@ import numpy as np
 from markupsafe import Markup
 
 from fairhead.errors import InputError
-from fairhead.report.forest import Cell, Mark, Panel, forest
 from fairhead.report.form import IS_GRID, PictureAddress
-from fairhead.report.markup import Axis, fill
+from fairhead.report.markup import Axis, Cell, Forest, Mark, fill, forest
 from fairhead.report.sections import Section
 from fairhead.report.wording import count, scale_in_unit
 
@@ -85,7 +84,7 @@ class AttentionGap(Section):
         return fill("attention_gap.html", panels=panels, pairs=self.pairs)
 
 
-def _panel(panel: GapPanel) -> Panel:
+def _panel(panel: GapPanel) -> Forest:
     marks = []
     for point in panel.points:
         low, high, ideal = point.low, point.high, panel.ideal
@@ -96,7 +95,7 @@ def _panel(panel: GapPanel) -> Panel:
         cells = Cell(value, interval), Cell("" if point.n is None else count(point.n))
         marks.append(Mark(point.value, low, high, (), "clear" if beyond else "vague", words, point.name, "", cells))
     largest = scale_in_unit(panel.unit, max(abs(point.value) for point in panel.points))
-    return Panel(panel.caption, forest(marks, largest, panel.ideal), marks)
+    return forest(marks, largest, panel.ideal, caption=panel.caption)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,18 +1,28 @@
-"""Methods on one data set with one backbone: figures, differences from the baseline, the search, and the frontier."""
+"""Methods on one data set with one backbone: figures, differences from the baseline, the search, and the frontier.
 
+The frontier of fairness and accuracy (DAM, Figure 2) says which methods no other one beats in both, as a picture.
+"""
+
+import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple
 
 from markupsafe import Markup
 
-from fairhead.report.forest import Cell
-from fairhead.report.frontier import Frontier
-from fairhead.report.markup import fill
+from fairhead.report.markup import Axis, Cell, Row, Table, fill
 from fairhead.report.sections import Section
+from fairhead.report.sections.plain import PlainTables
 from fairhead.report.wording import Scale, p_value, plain_value
 
 BAR = "\\|"  # within a cell of Markdown
+# The corner that hyper-volume is measured from: 5 points of accuracy below plain training, and a gap of 50 points.
+_ACCURACY_BELOW = 0.05
+_GAP_AT_MOST = 0.5
+_TOP, _BOTTOM = 14, 300  # of the plot inside the drawing, in pixels
+# The width is the reader's; names are placed as for this one, between a phone's and a screen's. Pixels a letter.
+_WIDTH, _LETTER = 700, 7
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,28 +93,82 @@ class MethodFigures:
     told: int | None = None
 
 
-class _Row(NamedTuple):
-    name: Cell
-    cells: Sequence[Cell]
-    reference: bool
+@dataclass(frozen=True)
+class Point:
+    """One method: mean accuracy and gap over seeds, their test-sampling intervals, and whether it is on the front."""
+
+    method: str
+    accuracy: float
+    accuracy_low: float
+    accuracy_high: float
+    gap: float
+    gap_low: float
+    gap_high: float
+    on_front: bool = False
+
+    def beats(self, other: "Point") -> bool:
+        """Whether it is as good in both means and better in one."""
+        at_least = self.accuracy >= other.accuracy and self.gap <= other.gap
+        return at_least and (self.accuracy > other.accuracy or self.gap < other.gap)
 
 
-class _Table(NamedTuple):
-    """A table of methods; `joint` joins a figure and its note in Markdown."""
+@dataclass(frozen=True)
+class Frontier:
+    """Points of all methods.
 
-    caption: str
-    head: Sequence[Cell]
-    rows: Sequence[_Row]
-    joint: str = " ({})"
+    Example:
+        >>> means = {"erm": (0.90, 0.20), "dam": (0.88, 0.10), "bad": (0.87, 0.15)}
+        >>> found = Frontier.of("EOd", [Point(name, x, x, x, y, y, y) for name, (x, y) in means.items()], "erm")
+        >>> [point.method for point in found.front()]
+        ['dam', 'erm']
+    """
 
-    def markdown(self) -> str:
-        head = [cell.text for cell in self.head]
-        rows = [[row.name.text + (f" ({row.name.note})" if row.name.note else "")] for row in self.rows]
-        for row, cells in zip(self.rows, rows, strict=True):
-            for cell in row.cells:
-                text = f"**{cell.text}**" if "bold" in cell.look else cell.text
-                cells.append(text + (self.joint.format(cell.note) if cell.note else ""))
-        return markdown_table(head, rows)
+    metric: str  # the gap
+    points: Sequence[Point]  # one a method
+    # Area between the front and the corner (baseline's accuracy − 5 points, gap of 50 points), as a share of the
+    # largest such area there could be; None without the baseline
+    hypervolume: float | None
+
+    @classmethod
+    def of(cls, metric: str, points: Sequence[Point], baseline: str) -> "Frontier":
+        """Mark the points that no other one beats, and measure the area up to them."""
+        marked = tuple(replace(p, on_front=not any(other.beats(p) for other in points)) for p in points)
+        corner = next((p.accuracy - _ACCURACY_BELOW for p in points if p.method == baseline), None)
+        found = cls(metric, marked, None)
+        if corner is None:
+            return found
+        area, reached = 0.0, corner
+        for point in found.front():
+            if point.accuracy > reached and point.gap < _GAP_AT_MOST:
+                area += (point.accuracy - reached) * (_GAP_AT_MOST - point.gap)
+                reached = point.accuracy
+        return replace(found, hypervolume=area / ((1 - corner) * _GAP_AT_MOST))
+
+    def front(self) -> list[Point]:
+        """The points that no other one beats, by accuracy."""
+        return sorted((p for p in self.points if p.on_front), key=lambda p: p.accuracy)
+
+    def draw(self) -> Markup:
+        """Draw the points with their intervals: accuracy to the right, the gap downwards to even; the front dashed."""
+        across = Axis.over([x for p in self.points for x in (p.accuracy_low, p.accuracy_high)])
+        up = Axis.over([0.0, *(x for p in self.points for x in (p.gap_low, p.gap_high))])
+
+        def y(gap: float) -> float:
+            return _BOTTOM - up.fraction(gap) / 100 * (_BOTTOM - _TOP)
+
+        places = _places([(across.fraction(p.accuracy), y(p.gap), p.method) for p in self.points])
+        return fill(
+            "frontier.html",
+            found=self,
+            steps=list(pairwise(self.front())),
+            named=[(point, place, place in _APART) for point, place in zip(self.points, places, strict=True)],
+            across=across,
+            up=up,
+            y=y,
+            percent=lambda value: f"{100 * value:.3g} %",
+            top=_TOP,
+            bottom=_BOTTOM,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,17 +191,23 @@ class BenchBlock(Section):
     def markdown(self) -> list[str]:
         """The same as paragraphs of Markdown, without the picture."""
         parts = [f"- {finding}" for finding in self.findings]
-        for table in self.tables():
-            parts += [table.caption, table.markdown()]
+        # A figure and its note, in the tables of figures, of differences and of the search.
+        for table, joint in zip(self.tables(), (" ({})", ", {}", " ({})"), strict=False):
+            rows = [[row.name + (f" ({row.note})" if row.note else "")] for row in table.rows]
+            for row, cells in zip(table.rows, rows, strict=True):
+                for cell in row.cells:
+                    text = f"**{cell.text}**" if "bold" in cell.look else cell.text
+                    cells.append(text + (joint.format(cell.note) if cell.note else ""))
+            parts += [table.caption, markdown_table([cell.text for cell in table.columns], rows)]
         failed = [f"- {m.method}, seed {seed}: {error}" for m in self.methods for seed, error in m.failed.items()]
         return [*parts, "Failed:", *failed] if failed else parts
 
-    def tables(self) -> list[_Table]:
+    def tables(self) -> list[Table]:
         """The figures, the differences and, where there was one, the search."""
         tables = [self._figures(), self._differences()]
         return [*tables, self._search()] if any(line.search for line in self.methods) else tables
 
-    def _figures(self) -> _Table:
+    def _figures(self) -> Table:
         head = _head("method", numbers=["told", "seeds", *map(column_name, self.metrics), "s", "Wh", "MiB"])
         rows = []
         for line in self.methods:
@@ -149,9 +219,9 @@ class BenchBlock(Section):
             known = (cost_text(cost.seconds), cost_text(cost.watt_hours, 1), cost_text(cost.mib)) if cost else "–––"
             rows.append(_row(line, [*cells, *(Cell(text, "", "number") for text in known)]))
         caption = "Percent, mean ± standard deviation over seeds, with the interval from test sampling"
-        return _Table(caption, head, rows)
+        return Table(head, rows, caption)
 
-    def _differences(self) -> _Table:
+    def _differences(self) -> Table:
         head = _head("method", numbers=["told", *map(column_name, self.metrics)])
         compared = [line for line in self.methods if line.differences]
         rows = [
@@ -161,9 +231,9 @@ class BenchBlock(Section):
             f"Difference from {self.baseline} in points, paired on seeds and test rows, with p (Holm) and the "
             "smallest detectable difference"
         )
-        return _Table(caption, head, rows, joint=", {}")
+        return Table(head, rows, caption)
 
-    def _search(self) -> _Table:
+    def _search(self) -> Table:
         found = [line.search for line in self.methods if line.search]
         own = [search for search in found if not search.with_groups]
         energy = [search.watt_hours for search in own if search.watt_hours is not None]
@@ -174,7 +244,7 @@ class BenchBlock(Section):
             "not counted in the costs above"
         )
         head = _head("method", "told", "searched", "chosen", "validation score (the grid's own)", "trials", "s", "Wh")
-        return _Table(caption, head, [_row(line, _choice(line.search)) for line in self.methods if line.search])
+        return Table(head, [_row(line, _choice(line.search)) for line in self.methods if line.search], caption)
 
 
 def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]], figures: Collection[int] = ()) -> str:
@@ -192,14 +262,14 @@ def _head(*names: str, numbers: Sequence[str] = ()) -> list[Cell]:
     return [*(Cell(name) for name in names), *(Cell(name, look="number") for name in numbers)]
 
 
-def _row(line: MethodFigures, cells: Sequence[Cell], baseline: str = "") -> _Row:
+def _row(line: MethodFigures, cells: Sequence[Cell], baseline: str = "") -> Row:
     """Of a table of differences from a baseline: names what else a method was held against."""
     others = {change.a for change in line.differences.values()} - {"", baseline} if baseline else set()
     # The remark is left out where the name says it already.
     said = [line.remark] if line.remark not in line.method else []
     note = ", ".join([*said, *(f"against {other}" for other in others)])
     told = Cell("–" if line.told is None else str(line.told), look="number")
-    return _Row(Cell(line.method, note), [told, *cells], line.uses_groups)
+    return Row(line.method, [told, *cells], line.uses_groups, note)
 
 
 def _mean(figure: SeedMean | None) -> tuple[str, str]:
@@ -241,3 +311,81 @@ def points(value: float | None, signed: bool = False) -> str:
 def cost_text(value: float | None, digits: int = 0) -> str:
     """A cost, or what can be said where it is not known."""
     return "not known" if value is None else Scale(1, digits).write(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EditFront(PlainTables):
+    """A picture of edits above their table."""
+
+    kind: ClassVar[str] = "edit_front"
+
+    frontier: Frontier
+
+    def draw(self) -> Markup:
+        """The picture, and the table below it."""
+        caption = (
+            "Edits that no other beat on the choosing half, by their figures on the reporting half. Bars: 95 % "
+            "intervals of the change from the model as it is. Filled: no other is better in both here, too."
+        )
+        figure = Markup('<figure class="block">{}<figcaption class="note">{}</figcaption></figure>')
+        return figure.format(self.frontier.draw(), caption) + super().draw()
+
+
+class _Place(NamedTuple):
+    """Where a name stands, seen from its point: pixels, and the end of the text that they lead to."""
+
+    across: int
+    down: int
+    anchor: str
+
+
+# Beside the point first; then further off, with a line that leads there.
+_BESIDE, _APART = (
+    [_Place(side * across, down, "start" if side > 0 else "end") for down in downs for side in (1, -1)]
+    for across, downs in ((8, (-8, 17)), (16, (-26, 35, -42, 51, -58, 67)))
+)
+
+
+def _places(points: Sequence[tuple[float, float, str]]) -> list[_Place]:
+    """Where names of points (percent of the width, pixels from the top, name) hide nothing, if possible."""
+    dots = [(x * _WIDTH / 100, y) for x, y, _ in points]
+    taken, found = [_Box(x - 6, y - 6, x + 6, y + 6) for x, y in dots], []
+    for dot, (_, _, name) in zip(dots, points, strict=True):
+        places = [place for place in _BESIDE if _is_nearest(dot, place, dots)] + _APART
+        boxes = [(place, _box(*dot, name, place)) for place in places]
+        inside = [(place, box) for place, box in boxes if box.within(_Box(0, 0, _WIDTH, _BOTTOM))]
+        free = [both for both in inside if not any(both[1].meets(other) for other in taken)]
+        place, box = (free or inside or boxes)[0]
+        taken.append(box)
+        found.append(place)
+    return found
+
+
+def _is_nearest(dot: tuple[float, float], place: _Place, dots: Sequence[tuple[float, float]]) -> bool:
+    """Whether a name at this place would be taken for that of its own point: others are twice as far off."""
+    start = (dot[0] + place.across, dot[1] + place.down)
+    return all(math.dist(start, other) >= 2 * math.dist(start, dot) for other in dots if other != dot)
+
+
+class _Box(NamedTuple):
+    """A rectangle in pixels."""
+
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+    def meets(self, other: "_Box") -> bool:
+        left, right = max(self.left, other.left), min(self.right, other.right)
+        return left < right and max(self.top, other.top) < min(self.bottom, other.bottom)
+
+    def within(self, other: "_Box") -> bool:
+        beside = other.left <= self.left and self.right <= other.right
+        return beside and other.top <= self.top and self.bottom <= other.bottom
+
+
+def _box(x: float, y: float, name: str, place: _Place) -> _Box:
+    """About what a name covers."""
+    width = _LETTER * len(name)
+    left = x + place.across - (width if place.anchor == "end" else 0)
+    return _Box(left, y + place.down - 11, left + width, y + place.down + 3)

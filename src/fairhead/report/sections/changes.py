@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple,
 from markupsafe import Markup
 
 from fairhead.errors import InputError
-from fairhead.report.forest import Cell, Mark, Panel, forest, level, undefined
-from fairhead.report.markup import fill
+from fairhead.report.markup import Cell, Forest, Mark, fill, forest, undefined
 from fairhead.report.sections import Section
 from fairhead.report.sections.audited import AuditFigures
 from fairhead.report.wording import (
@@ -19,6 +18,7 @@ from fairhead.report.wording import (
     count,
     decimals,
     is_share,
+    level,
     metric_name,
     p_value,
     said_of_difference,
@@ -118,7 +118,7 @@ class ChangePanel:
     caption: str
     changes: Sequence[NamedChange]
 
-    def drawn(self) -> Panel | None:
+    def drawn(self) -> Forest | None:
         """Those that have a value, as a forest."""
         marks = []
         changes = [change for change in self.changes if change.value is not None]
@@ -139,7 +139,7 @@ class ChangePanel:
             return None
         unit = changes[0].unit
         scale = Scale(1.0 if unit == "number" else 100.0, unit="%" if unit == "ratio" else "")
-        return Panel(self.caption, forest(marks, scale, ideal=0.0), marks)
+        return forest(marks, scale, ideal=0.0, caption=self.caption)
 
 
 def _outcomes(words: Sequence[str]) -> str:
@@ -230,7 +230,7 @@ class Compared(Section):
 
     def show(self, console: "Console") -> None:
         """Which is which, and its tables."""
-        from fairhead.report.terminal import show_comparison
+        from fairhead.report.terminal_tables import show_comparison
 
         console.print(f"A = {self.a_name}, B = {self.b_name}", style="bold", markup=False, highlight=False)
         show_comparison(console, self.comparison)
@@ -273,16 +273,6 @@ class Category:
     cells: Sequence[CategoryChange]
 
 
-class _Drawn(NamedTuple):
-    """A cell on the page."""
-
-    text: str
-    glyph: str
-    look: str
-    tip: str
-    targeted: bool
-
-
 @dataclass(frozen=True, kw_only=True)
 class Spillover(Section):
     """The matrix: one row a category, one column a run."""
@@ -311,17 +301,17 @@ class Spillover(Section):
         )
 
 
-def _drawn(row: Category, cell: CategoryChange) -> _Drawn:
+def _drawn(row: Category, cell: CategoryChange) -> Cell:
     if cell.value is None:
-        return _Drawn("–", "", "none", f"undefined: {cell.undefined}", cell.targeted)
+        return Cell("–", look="none", words=f"undefined: {cell.undefined}")
     made, word = cell.written(), cell.outcome
     leaning, where = _LEANING.get(cell.direction or "", ("", "as far as before from"))
     look = word if word in ("better", "worse") else "clear" if word == "changed" else leaning
-    tip = (
+    words = (
         f"{row.benchmark}, {row.category}: {made.before} → {made.after}, {where} even; "
         f"{made.difference} ({made.interval}), n = {count(cell.n)}: {word}"
     )
-    return _Drawn(made.difference, _GLYPHS.get(word, ""), look, tip, cell.targeted)
+    return Cell(made.difference, _GLYPHS.get(word, ""), look, words)
 
 
 def _summary(name: str, cells: Sequence[CategoryChange]) -> str:

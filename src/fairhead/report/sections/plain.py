@@ -1,4 +1,4 @@
-"""Plain sections: words alone, tables of text, the front of edits above its table, and cards of clusters."""
+"""Plain sections: words alone, tables of text, and cards of clusters."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, ClassVar
 from markupsafe import Markup
 
 from fairhead.report.form import PictureAddress
-from fairhead.report.frontier import Frontier
 from fairhead.report.markup import fill, part
 from fairhead.report.sections import Section
 from fairhead.report.wording import Scale, count
@@ -79,24 +78,6 @@ class PlainTables(Section):
         """One below the other."""
         for table in self.tables:
             table.show(console)
-
-
-@dataclass(frozen=True, kw_only=True)
-class EditFront(PlainTables):
-    """A picture of edits above their table."""
-
-    kind: ClassVar[str] = "edit_front"
-
-    frontier: Frontier
-
-    def draw(self) -> Markup:
-        """The picture, and the table below it."""
-        caption = (
-            "Edits that no other beat on the choosing half, by their figures on the reporting half. Bars: 95 % "
-            "intervals of the change from the model as it is. Filled: no other is better in both here, too."
-        )
-        figure = Markup('<figure class="block">{}<figcaption class="note">{}</figcaption></figure>')
-        return figure.format(self.frontier.draw(), caption) + super().draw()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,11 +25,9 @@ from fairhead.report.wording import (
 from fairhead.stats import Difference, Estimate, GroupRow
 
 if TYPE_CHECKING:
-    from fairhead.report.page import Sentence
     from fairhead.report.sections.audited import AuditFigures
     from fairhead.report.sections.changes import ComparisonFigures
 
-TONES = {"good": "green", "bad": "bold red", "unclear": "yellow", "note": "none"}
 _RATE_NAMES = {"selection_rate": "selected", "base_rate": "base rate", "mean_error": "mean error"}
 # Columns that a rate takes with its interval on the same line or on a second one; those of the group and its n.
 _RATE_WIDTH = 19
@@ -129,12 +127,6 @@ def _attained(audit: "AuditFigures", difference: Difference) -> str:
     found = [e for e in audit.estimates if (e.metric, e.group_by) == (difference.metric, difference.group_by)]
     groups = between(found[0]) if found and found[0].value is not None and len(found[0].groups) > 1 else ""
     return f"\n[dim]{escape(groups)}[/]" if groups else ""
-
-
-def show_verdict(console: Console, verdict: "Iterable[Sentence]") -> None:
-    """One line a sentence, in the colour of its tone."""
-    for sentence in verdict:
-        console.print(escape(sentence.text), style=TONES[sentence.tone], highlight=False)
 
 
 def _level(options: Mapping[str, Any]) -> str:
