@@ -5,34 +5,17 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Any, NoReturn
 
 import typer
 
 from fairhead import __version__
-from fairhead.cli.attention import EPILOG as ATTENTION_EPILOG
-from fairhead.cli.attention import attention_command
-from fairhead.cli.audit import EPILOG, audit_command
-from fairhead.cli.bench import EPILOG as BENCH_EPILOG
-from fairhead.cli.bench import bench_command
-from fairhead.cli.common import command_line, need, progress
-from fairhead.cli.discover import EPILOG as DISCOVER_EPILOG
-from fairhead.cli.discover import discover_command
+from fairhead.cli import audit, bench, locate, mitigate, short_commands
 from fairhead.cli.lm import lm_app
-from fairhead.cli.locate import ABLATE_EPILOG, VIEW_EPILOG, ablate_command, locate_command, view_command
-from fairhead.cli.locate import EPILOG as LOCATE_EPILOG
-from fairhead.cli.mitigate import mitigate_app
-from fairhead.cli.predict import EPILOG as PREDICT_EPILOG
-from fairhead.cli.predict import predict_command
-from fairhead.cli.push import EPILOG as PUSH_EPILOG
-from fairhead.cli.push import push_command
 from fairhead.errors import FairheadError
-from fairhead.store import locked, refuse_pipe
+from fairhead.store import refuse_pipe
 
 _INTERRUPTED = 130
-_COMMANDS = ["ablate", "attention", "audit", "bench", "demo", "discover", "lm", "locate", "mitigate", "predict"]
-_COMMANDS += ["push", "view"]
 # Newer typers bring a click of their own, whose errors are not those of `click`; this is the base of either.
 _UsageError: Any = typer.BadParameter.__mro__[1]
 
@@ -63,40 +46,21 @@ def _root(
     pass
 
 
-@app.command(epilog="**Example**\n\n    fairhead demo --out demo --seed 1")
-def demo(
-    context: typer.Context,
-    out: Annotated[Path, typer.Option(help="Folder for report, records and models.")] = Path("fairhead-demo"),
-    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of the data, the training and the resampling.")] = 0,
-) -> None:
-    """Find the shade of digits without being told, reduce its gap, locate its heads, and prove it on test digits.
-
-    Writes report.html and report.json, the records behind every figure, and the models, in about a minute.
-
-    The same seed gives the same numbers.
-    """
-    need("demo")
-    from fairhead.demo import DemoPlan, run_demo
-
-    context.with_resource(locked(out))
-    with progress() as stages:
-        found = run_demo(out, DemoPlan(seed=seed), stages.tell, command_line(context))
-    for sentence in found.verdict:
-        typer.echo(f"- {sentence}")
-    typer.echo(f"\nreport: {found.report}")
-
-
-app.command("audit", epilog=EPILOG)(audit_command)
-app.command("discover", epilog=DISCOVER_EPILOG)(discover_command)
+for name, command, epilog in (
+    ("demo", short_commands.demo_command, "**Example**\n\n    fairhead demo --out demo --seed 1"),
+    ("audit", audit.audit_command, audit.EPILOG),
+    ("discover", short_commands.discover_command, short_commands.DISCOVER_EPILOG),
+    ("bench", bench.bench_command, bench.EPILOG),
+    ("predict", short_commands.predict_command, short_commands.PREDICT_EPILOG),
+    ("locate", locate.locate_command, locate.EPILOG),
+    ("ablate", locate.ablate_command, locate.ABLATE_EPILOG),
+    ("view", locate.view_command, locate.VIEW_EPILOG),
+    ("attention", short_commands.attention_command, short_commands.ATTENTION_EPILOG),
+    ("push", short_commands.push_command, short_commands.PUSH_EPILOG),
+):
+    app.command(name, epilog=epilog)(command)
 app.add_typer(lm_app)
-app.command("bench", epilog=BENCH_EPILOG)(bench_command)
-app.add_typer(mitigate_app)
-app.command("predict", epilog=PREDICT_EPILOG)(predict_command)
-app.command("locate", epilog=LOCATE_EPILOG)(locate_command)
-app.command("ablate", epilog=ABLATE_EPILOG)(ablate_command)
-app.command("view", epilog=VIEW_EPILOG)(view_command)
-app.command("attention", epilog=ATTENTION_EPILOG)(attention_command)
-app.command("push", epilog=PUSH_EPILOG)(push_command)
+app.add_typer(mitigate.mitigate_app)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -112,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = app(args=given, prog_name="fairhead", standalone_mode=False, obj=given)
     except _UsageError as error:
         message = " ".join(error.format_message().split()).rstrip(".")
-        command = " ".join(["fairhead", *given[:1]]) if given[0] in _COMMANDS else "fairhead"
+        command = f"fairhead {given[0]}" if given[0] in typer.main.get_group(app).commands else "fairhead"
         _fail(f"{message}; {command} --help explains")
     except FairheadError as error:
         _fail(str(error))

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -20,7 +20,7 @@ from fairhead.cli.lm_suites import (
     suite_command,
     suite_epilog,
 )
-from fairhead.cli.options import options
+from fairhead.cli.options import options, single_command
 from fairhead.errors import InputError
 from fairhead.language.answers import Progress, Sampling, read_generations
 from fairhead.settings import Count, Option
@@ -90,6 +90,13 @@ class Output:
     out: Annotated[Path | None, Option(metavar="DIR")] = None
     html: Annotated[Path | None, Option(metavar="FILE")] = None
 
+    def check(self) -> None:
+        """Refuse what cannot be written before anything is computed."""
+        for path in (self.json, None if self.html is None else str(self.html)):
+            check_output(path)
+        if self.html is not None and self.json is not None and Path(self.json) == self.html.with_suffix(".json"):
+            raise InputError(f"--json {self.json} is where the report's own JSON twin goes: choose another name")
+
 
 class _Benchmarks(TyperGroup):
     """Makes the command of a benchmark when it is asked for, so that other commands need not import any."""
@@ -102,9 +109,9 @@ class _Benchmarks(TyperGroup):
         if known is not None:
             return known
         if cmd_name == "suite":
-            return _made("suite", suite_epilog(), suite_command())
+            return single_command("suite", suite_epilog(), suite_command())
         benchmark = commands().get(cmd_name)
-        return None if benchmark is None else _made(cmd_name, _epilog(benchmark), _command(benchmark))
+        return None if benchmark is None else single_command(cmd_name, _epilog(benchmark), _command(benchmark))
 
 
 lm_app = typer.Typer(
@@ -117,12 +124,6 @@ lm_app = typer.Typer(
 lm_app.command("compare", epilog=COMPARE_EPILOG)(compare_command)
 
 
-def _made(name: str, epilog: str, function: Callable[..., None]) -> Any:
-    single = typer.Typer(rich_markup_mode="markdown", add_completion=False)
-    single.command(name, epilog=epilog)(function)
-    return typer.main.get_command(single)
-
-
 def _epilog(benchmark: "Benchmark") -> str:
     examples = "\n\n".join(f"    {example}" for example in benchmark.examples)
     parts = [benchmark.explains, f"**Examples**\n\n{examples}" if examples else "", _GOES_ON]
@@ -131,33 +132,24 @@ def _epilog(benchmark: "Benchmark") -> str:
 
 def _command(benchmark: "Benchmark") -> Callable[..., None]:
     """The command of a benchmark: which settings it takes follows from what the benchmark needs."""
-    from fairhead.language.benchmark import NoOptions
+    takes = {"context": typer.Context, "source": Source, "own": benchmark.options}
+    if {"pairs", "triplets"} & {*benchmark.kinds}:  # of these there are readers of a user's own data
+        takes["columns"] = SentenceColumns
+    takes["computing"] = Computing
+    if benchmark.prompts:
+        takes |= {"source": Written, "sampling": Sampling}
+    takes |= {"statistics": Statistics, "output": Output}
+    left_out = []
+    if benchmark.prompts or benchmark.section == "Attention":
+        left_out += ["batch_tokens", "convention"]
+    if not benchmark.prompts and not benchmark.requests:
+        left_out.append("chat")
 
-    def run(
-        context: Any, source: Any, own: Any, columns: Any, computing: Any, sampling: Any, statistics: Any, output: Any
-    ) -> None:
-        drawn = sampling if isinstance(sampling, Sampling) else Sampling()
-        _run(context, benchmark, source, own, columns, computing, drawn, statistics, output)
+    def run(context: typer.Context, **given: Any) -> None:
+        _run(context, benchmark, **given)
 
-    run.__annotations__ = {
-        "context": typer.Context,
-        "source": Written if benchmark.prompts else Source,
-        "own": benchmark.options,
-        # Of these kinds there are readers of a user's own data.
-        "columns": SentenceColumns if {"pairs", "triplets"} & {*benchmark.kinds} else NoOptions,
-        "computing": Computing,
-        "sampling": Sampling if benchmark.prompts else NoOptions,
-        "statistics": Statistics,
-        "output": Output,
-    }
     run.__doc__ = benchmark.question
-    scores = not benchmark.prompts and benchmark.section != "Attention"
-    asks = benchmark.prompts or benchmark.requests
-    left_out = {
-        "computing": (*(() if scores else ("batch_tokens", "convention")), *(() if asks else ("chat",))),
-        "output": () if benchmark.report else ("html",),
-    }
-    return options("lm", without=left_out)(run)
+    return options("lm", {"computing": left_out, "output": () if benchmark.report else ("html",)}, takes)(run)
 
 
 def _run(
@@ -165,24 +157,20 @@ def _run(
     benchmark: "Benchmark",
     source: Any,
     own: Any,
-    columns: Any,
     computing: Computing,
-    sampling: Sampling,
     statistics: Statistics,
     output: Output,
+    columns: SentenceColumns | None = None,
+    sampling: Sampling | None = None,
 ) -> None:
     from fairhead.language.running import read_data, run_benchmark
 
-    html = output.html
-    for path in (output.json, None if html is None else str(html)):
-        check_output(path)
-    if html is not None and output.json is not None and Path(output.json) == html.with_suffix(".json"):
-        raise InputError(f"--json {output.json} is where the report's own JSON twin goes: choose another name")
+    output.check()
     if isinstance(source, Written):
         _check_written(source, output)
     how = statistics.resampling(benchmark.n_boot)
     # The data first, then what the figures need: a mistake there should not wait for the model.
-    named = {} if columns == type(columns)() else columns.options(source.data)
+    named = {} if columns is None else columns.options(source.data)
     items = read_data(benchmark, source.data, own, source.limit, how.seed, named, source.model)
     generate_only, score_only = (getattr(source, name, None) for name in ("generate_only", "score_only"))
     if not generate_only:
@@ -200,7 +188,6 @@ def _run(
                 shown.tell(benchmark.flag, done, total)
 
         if generate_only:
-            assert output.out is not None  # by `_check_written`
             _generate(benchmark, scorer, items, own, sampling, how.seed, output.out, tell)
             return
         result = run_benchmark(
@@ -215,14 +202,14 @@ def _run(
             stored=stored,
             model=source.model or "",
             provenance=made,
-            **{one.name: getattr(own, one.name) for one in fields(own)},
+            **vars(own),
         )
     if output.json is not None:
         write_json(result.to_dict(), output.json)
-    if html is not None and benchmark.report is not None:
+    if output.html is not None and benchmark.report is not None:
         from fairhead.report import write
 
-        write(benchmark.report(result, Path(source.model).name, how.level), html)
+        write(benchmark.report(result, Path(source.model).name, how.level), output.html)
     if output.json != "-":
         result.show()
 
@@ -237,10 +224,8 @@ def _check_written(source: Written, output: Output) -> None:
 
 
 def _generate(
-    benchmark: "Benchmark", scorer: Any, items: Any, own: Any, sampling: Sampling, seed: int, out: Path, tell: Progress
+    benchmark: "Benchmark", scorer: Any, items: Any, own: Any, sampling: Any, seed: int, out: Any, tell: Progress
 ) -> None:
-    from dataclasses import replace
-
     from fairhead.language.benchmark import Work
     from fairhead.language.running import continue_prompts
 

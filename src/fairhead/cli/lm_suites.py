@@ -4,7 +4,7 @@ Also what all commands of `fairhead lm` share: how a model is loaded, and how in
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, fields, make_dataclass
+from dataclasses import dataclass, field, fields, make_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_type_hints
 
@@ -255,18 +255,8 @@ def suite_command() -> Callable[..., None]:
         bold_batch_size: prompts of BOLD that are continued together.
     """
 
-    def run(context: Any, chosen: Any, of: Any, computing: Any, statistics: Any) -> None:
-        _run_suite(context, chosen, asdict(of), computing, statistics)
-
-    run.__annotations__ = {
-        "context": typer.Context,
-        "chosen": Suite,
-        "of": _options_of_all(),
-        "computing": Computing,
-        "statistics": Statistics,
-    }
-    run.__doc__ = "Run every benchmark on a model, into one folder that can be compared with another."
-    return options("lm")(run)
+    takes = {"context": typer.Context, "chosen": Suite, "of": _options_of_all()}
+    return options("lm", takes=takes | {"computing": Computing, "statistics": Statistics})(_run_suite)
 
 
 def _options_of_all() -> type:
@@ -287,16 +277,15 @@ def _options_of_all() -> type:
     return made
 
 
-def _run_suite(
-    context: typer.Context, chosen: Any, of: dict[str, Any], computing: Computing, statistics: Statistics
-) -> None:
+def _run_suite(context: typer.Context, chosen: Any, of: Any, computing: Computing, statistics: Statistics) -> None:
+    """Run every benchmark on a model, into one folder that can be compared with another."""
     from fairhead.language.running import gather_items, run_suite
 
     how = statistics.resampling()
     names = tuple(name.strip() for name in (chosen.only or "").split(",") if name.strip())
     drawn = {"limit": chosen.limit, "seed": how.seed, "text": chosen.text, "documents": chosen.documents}
     # The data first: a mistake there should not wait for the model.
-    items = gather_items(chosen.data, names, **drawn, **of)
+    items = gather_items(chosen.data, names, **drawn, **vars(of))
     if is_first():
         context.with_resource(locked(chosen.out))
     scorer = load_model(chosen.model, computing)
@@ -316,5 +305,5 @@ def load_model(path: str, computing: Computing) -> "Scorer":
     need()
     from fairhead.language.scorer import load_scorer, shared
 
-    found: Scorer = shared(load_scorer(path, **asdict(computing)))
+    found: Scorer = shared(load_scorer(path, **vars(computing)))
     return found

@@ -3,7 +3,6 @@
 Methods for classifiers share a command; each method for language models has one of its own, made of its settings.
 """
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from typer.core import TyperGroup
 
 from fairhead.bench.grid import RUN_PLAN, Method, RunSettings, plan_settings
 from fairhead.cli.common import DataColumns, SentenceColumns, command_line, is_first, need, progress
-from fairhead.cli.options import options, parameter_names
+from fairhead.cli.options import options, parameter_names, single_command
 from fairhead.errors import InputError
 from fairhead.mitigate.registry import MethodEntry, listed, method_named, names
 from fairhead.report import terminal
@@ -172,15 +171,14 @@ def language_command(entry: MethodEntry) -> Callable[..., None]:
     need()
     from fairhead.mitigate.language_trainer import plan_of
     from fairhead.mitigate.triplets import TripletData
-    from fairhead.train.plan import LanguagePlan
 
     settings = entry.load()
-    annotations = {"context": typer.Context, "asked": Changed, "settings": settings}
-    defaults, left_out = {}, []
+    takes: dict[str, Any] = {"context": typer.Context, "asked": Changed, "settings": settings}
+    left_out = []
     if not hasattr(settings, "attach"):
-        annotations |= {"data": TripletData, "columns": SentenceColumns}
+        takes |= {"data": TripletData, "columns": SentenceColumns}
     if hasattr(settings, "session"):
-        annotations["plan"], defaults["plan"] = LanguagePlan, plan_of(settings)
+        takes["plan"] = plan_of(settings)
     else:
         left_out += ["keep_adapter", "grid"]
     if not hasattr(settings, "preset"):
@@ -194,12 +192,8 @@ def language_command(entry: MethodEntry) -> Callable[..., None]:
             given = {**asdict(entry.load().preset(asked.preset)), **given}
         _change(entry, asked, data, given, plan)
 
-    run.__annotations__ = annotations
     run.__doc__ = f"{entry.about[:1].upper()}{entry.about[1:]}."
-    keyword, needed = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.empty
-    offered = [inspect.Parameter(name, keyword, default=defaults.get(name, needed)) for name in annotations]
-    vars(run).update(__signature__=inspect.Signature(offered))
-    return options("mitigate", without={"asked": left_out})(run)
+    return options("mitigate", {"asked": left_out}, takes)(run)
 
 
 def _given(context: typer.Context, settings: Any) -> dict[str, Any]:
@@ -270,9 +264,7 @@ class _Methods(TyperGroup):
         known = super().get_command(ctx, cmd_name)
         if known is not None or not _is_language(cmd_name):
             return known
-        single = typer.Typer(rich_markup_mode="markdown", add_completion=False)
-        single.command(cmd_name, epilog=_LANGUAGE_EPILOG)(language_command(method_named(cmd_name)))
-        return typer.main.get_command(single)
+        return single_command(cmd_name, _LANGUAGE_EPILOG, language_command(method_named(cmd_name)))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not args or not _is_language(args[0]):

@@ -9,7 +9,7 @@ import pytest
 from huggingface_hub import ModelCard
 from made_vit import vit
 
-from fairhead.cli.push import push
+from fairhead.cli.short_commands import push
 from fairhead.errors import FairheadError, InputError
 from fairhead.models import save
 from fairhead.report.model_card import Card
