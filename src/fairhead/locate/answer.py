@@ -28,10 +28,9 @@ from fairhead.report import TONES, Result, terminal
 from fairhead.report.model_card import Card, name_of
 from fairhead.report.page import Report, Sentence, write
 from fairhead.report.sections import Section
-from fairhead.report.sections.ablated import Curve, Step, Steps
 from fairhead.report.sections.changes import Compared
 from fairhead.report.sections.headmap import HeadCard, Headmaps, TopHeads
-from fairhead.report.sections.plain import PlainTable, PlainTables, Text
+from fairhead.report.sections.plain import Curve, PlainTable, PlainTables, Step, Steps, Text
 from fairhead.report.wording import head_name, metric_name, number, p_value, signed
 from fairhead.store import write_json
 

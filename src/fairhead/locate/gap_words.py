@@ -23,9 +23,8 @@ from fairhead.locate.head_maps import Head, HeadMap, Measure, Separation
 from fairhead.locate.textspan import HeadTexts
 from fairhead.report.page import Sentence
 from fairhead.report.sections import Section
-from fairhead.report.sections.ablated import Fact
 from fairhead.report.sections.attention_sections import picture_address
-from fairhead.report.sections.headmap import MOST, SpanText
+from fairhead.report.sections.headmap import MOST, Fact, SpanText
 from fairhead.report.sections.plain import PlainTable
 from fairhead.report.wording import head_name, metric_name, p_value, signed
 from fairhead.stats import Difference, p_text

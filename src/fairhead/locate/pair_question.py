@@ -31,7 +31,7 @@ from fairhead.locate.passes import has_tf32, text_passes
 from fairhead.locate.studies import Edited
 from fairhead.report.page import Sentence
 from fairhead.report.sections import Section
-from fairhead.report.sections.ablated import Fact
+from fairhead.report.sections.headmap import Fact
 from fairhead.report.sections.plain import Text
 from fairhead.report.wording import head_name, p_value, signed
 from fairhead.stats import adjust

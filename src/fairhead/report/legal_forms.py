@@ -141,8 +141,8 @@ def _article_10(audit: AuditFigures | Any, columns: Sequence[str]) -> dict[str, 
     file = f"File {origin.get('path', 'not recorded')}, SHA-256 {origin.get('sha256', 'not recorded')}."
     label = origin.get("columns", {}).get("label", "label")
     groups = [row for row in audit.by_group if row.n < STABLE_ROWS]
-    small = [f"{row.group} ({row.group_by}) has {count(row.n)} rows" for row in groups]
-    unknown = [f"{metric_name(e.metric)} by {e.group_by} is undefined" for e in audit.estimates if e.value is None]
+    gaps = [f"{row.group} ({row.group_by}) has {count(row.n)} rows" for row in groups]
+    gaps += [f"{metric_name(e.metric)} by {e.group_by} is undefined" for e in audit.estimates if e.value is None]
     return {
         "10(2)(a) Design choices": PROVIDER,
         "10(2)(b) Collection and origin": f"{file} Collection: {PROVIDER}",
@@ -151,7 +151,7 @@ def _article_10(audit: AuditFigures | Any, columns: Sequence[str]) -> dict[str, 
         "10(2)(e) Availability, quantity, suitability": f"{rows}. {_sizes(audit, columns)}.",
         "10(2)(f) Examination for bias": _findings(audit),
         "10(2)(g) Measures against bias": PROVIDER,
-        "10(2)(h) Gaps and shortcomings": _listed([*small, *unknown], f"No group has fewer than {STABLE_ROWS} rows."),
+        "10(2)(h) Gaps and shortcomings": "; ".join(gaps) or f"No group has fewer than {STABLE_ROWS} rows.",
         "10(3) Representativeness": f"Base rates: {_rates(audit, columns, 'base_rate')}. Population: {PROVIDER}",
         "10(4) Setting of use": PROVIDER,
         "10(5) Special categories of data": f"{', '.join(columns)}: used for this audit only. Legal basis: {PROVIDER}",
@@ -162,12 +162,14 @@ def _annex_4(audit: AuditFigures | Any, columns: Sequence[str]) -> dict[str, str
     origin, options = audit.provenance, audit.provenance.get("audit", {})
     draws = f"{count(options.get('n_boot', 0))} bootstrap replicates, seed {options.get('seed', 0)}"
     made = f"fairhead {origin.get('version', '')}; {level(origin)} intervals, {draws}."
+    overall = ", ".join(_figure(e) for e in audit.estimates if e.group_by is None and e.value is not None)
+    known = {metric_name(e.metric): e.detail.get("definition") for e in audit.estimates}
     return {
         "1 General description": PROVIDER,
         "2 Elements and development": PROVIDER,
         "2(g) Validation, testing and metrics": f"{made} Command: {origin.get('command', 'not recorded')}",
-        "3 Capabilities and limits, for groups": f"{_overall(audit)}. Accuracy: {_rates(audit, columns, 'accuracy')}.",
-        "4 Appropriateness of the metrics": _definitions(audit),
+        "3 Capabilities and limits, for groups": f"{overall}. Accuracy: {_rates(audit, columns, 'accuracy')}.",
+        "4 Appropriateness of the metrics": "; ".join(f"{name}: {text}" for name, text in known.items() if text) + ".",
         "5 Risk management": PROVIDER,
         "6 Changes over the lifecycle": PROVIDER,
         "7 Harmonised standards": PROVIDER,
@@ -180,10 +182,6 @@ def _facts(title: str, facts: dict[str, str]) -> PlainTables:
     rows = [(name, text[:1].upper() + text[1:] if text.startswith(_OPEN[:8]) else text) for name, text in facts.items()]
     table = PlainTable(caption="", columns=("Heading", "Entry"), rows=rows, words=True)
     return PlainTables(title=title, tables=[table])
-
-
-def _listed(items: Sequence[str], otherwise: str) -> str:
-    return "; ".join(items) or otherwise
 
 
 def _sizes(audit: AuditFigures | Any, columns: Sequence[str]) -> str:
@@ -200,11 +198,7 @@ def _rates(audit: AuditFigures | Any, columns: Sequence[str], rate: str) -> str:
         figure = row.rates.get(rate)
         if row.group_by in columns and figure is not None and figure.value is not None:
             found.append(f"{row.group} {with_interval(figure)}")
-    return _listed(found, "of each class, in the JSON of the audit")
-
-
-def _overall(audit: AuditFigures | Any) -> str:
-    return ", ".join(_figure(e) for e in audit.estimates if e.group_by is None and e.value is not None)
+    return "; ".join(found) or "of each class, in the JSON of the audit"
 
 
 def _figure(estimate: Any) -> str:
@@ -219,9 +213,4 @@ def _findings(audit: AuditFigures | Any) -> str:
         for e in audit.estimates
         if e.group_by is not None and e.value is not None and said(e, share) in bad
     ]
-    return _listed(found, "No gap is significant.")
-
-
-def _definitions(audit: AuditFigures | Any) -> str:
-    known = {metric_name(e.metric): e.detail.get("definition") for e in audit.estimates}
-    return "; ".join(f"{name}: {text}" for name, text in known.items() if text) + "."
+    return "; ".join(found) or "No gap is significant."

@@ -50,17 +50,20 @@ _MOST_PAIRS = 8
 def show_audit(console: Console, audit: "AuditFigures", wanted: Sequence[str] = ()) -> None:
     """Overall figures, figures of each group (of the rates wanted, or those that fit), gaps."""
     level = audit.provenance.get("audit", {}).get("level", 0.95)
-    percent = _level({"level": level})
     overall = [
-        f"{name(e)} {figure(e, unit=' %')}" for e in audit.estimates if e.group_by is None and e.value is not None
+        f"{_metric_name(e.metric)} {_figure(e, unit=' %')}"
+        for e in audit.estimates
+        if e.group_by is None and e.value is not None
     ]
     if overall:
         console.print(f"Overall: {', '.join(overall)}  [dim](n = {audit.estimates[0].n:,})[/]", highlight=False)
     for group_by in dict.fromkeys(row.group_by for row in audit.by_group):
         console.print()
         rows, n_hidden = _shown_groups([row for row in audit.by_group if row.group_by == group_by])
-        rates = list(wanted) or _rate_columns(rows, console.width)
-        console.print(_group_table(rows, rates, group_by, percent))
+        left = console.width - _GROUP_WIDTH
+        room = max(1, left // _RATE_WIDTH, min(4, left // _STACKED_WIDTH))
+        rates = list(wanted) or main_rates(list(rows[0].rates), room)
+        console.print(_group_table(rows, rates, group_by, level))
         if n_hidden:
             console.print(f"[dim]and {n_hidden:,} smaller groups (all in --json)[/]", highlight=False)
         gaps = [e for e in audit.estimates if e.group_by == group_by]
@@ -79,7 +82,7 @@ def show_comparison(console: Console, comparison: "ComparisonFigures") -> None:
     sizes = sorted({d.n for d in comparison.differences})
     rows = " to ".join(f"{n:,}" for n in dict.fromkeys([*sizes[:1], *sizes[-1:]]))
     paired = "paired" if comparison.provenance.get("paired", True) else "separate samples"
-    table = _table(f"B − A, {paired}, {rows} rows, {_level(comparison.provenance)} intervals")
+    table = _table(f"B − A, {paired}, {rows} rows, {100 * comparison.provenance.get('level', 0.95):g} % intervals")
     narrow, roomy = console.width < _NARROW, console.width >= _WIDE
     longest = None if console.width >= _ROOM_FOR_WORDS else len("significant")
     # Just so wide: a least width that other columns do not give way to pushes the last one over the edge.
@@ -129,16 +132,7 @@ def _attained(audit: "AuditFigures", difference: Difference) -> str:
     return f"\n[dim]{escape(groups)}[/]" if groups else ""
 
 
-def _level(options: Mapping[str, Any]) -> str:
-    return f"{100 * options.get('level', 0.95):g} %"
-
-
-def name(estimate: Estimate) -> str:
-    """A metric's name for the terminal."""
-    return _metric_name(estimate.metric)
-
-
-def figure(estimate: Estimate, unit: str = "") -> str:
+def _figure(estimate: Estimate, unit: str = "") -> str:
     """Value and interval: percent for shares, plain numbers for the rest; a dash where there is none."""
     percent = unit if is_share(estimate.metric) else ""
     return _with_interval(estimate.metric, estimate.value, estimate.low, estimate.high, percent)
@@ -176,16 +170,16 @@ def _table(title: str) -> Table:
     )
 
 
-def _group_table(rows: "Sequence[GroupRow]", rates: Sequence[str], group_by: str, percent: str) -> Table:
+def _group_table(rows: "Sequence[GroupRow]", rates: Sequence[str], group_by: str, level: float) -> Table:
     """One line a group: n and its rates."""
     unit = "percent with " if any(is_share(rate) for rate in rates) else ""
-    table = _table(f"{escape(group_by)}: each group, {unit}{percent} intervals")
+    table = _table(f"{escape(group_by)}: each group, {unit}{100 * level:g} % intervals")
     table.add_column(escape(group_by), overflow="fold")
     table.add_column("n", justify="right", no_wrap=True)
     for rate in rates:
         table.add_column(escape(_RATE_NAMES.get(rate, rate)), justify="right", overflow="fold")
     for row in rows:
-        table.add_row(escape(row.group), f"{row.n:,}", *(figure(row.rates[rate]) for rate in rates))
+        table.add_row(escape(row.group), f"{row.n:,}", *(_figure(row.rates[rate]) for rate in rates))
     return table
 
 
@@ -195,13 +189,6 @@ def _shown_groups(rows: "Sequence[GroupRow]") -> "tuple[list[GroupRow], int]":
         return list(rows), 0
     largest = sorted(range(len(rows)), key=lambda i: -rows[i].n)[:_MANY_GROUPS]
     return [rows[i] for i in sorted(largest)], len(rows) - _MANY_GROUPS
-
-
-def _rate_columns(rows: "Sequence[GroupRow]", width: int) -> list[str]:
-    """The rates that fit."""
-    left = width - _GROUP_WIDTH
-    room = max(1, left // _RATE_WIDTH, min(4, left // _STACKED_WIDTH))
-    return main_rates(list(rows[0].rates), room)
 
 
 def _gap_table(gaps: Sequence[Estimate], group_by: str, level: float, narrow: bool) -> Table:
@@ -216,11 +203,11 @@ def _gap_table(gaps: Sequence[Estimate], group_by: str, level: float, narrow: bo
     table.add_column("n", justify="right", no_wrap=True)
     table.add_column("can be said", overflow="fold")
     for gap in gaps:
-        word, groups = said(gap, level), escape(between(gap))
+        name, word, groups = _metric_name(gap.metric), said(gap, level), escape(between(gap))
         style = {"larger than 0": "red", "four-fifths rule: fails": "red", "four-fifths rule: holds": "green"}.get(word)
         table.add_row(
-            f"{name(gap)} ({groups})" if narrow and groups else name(gap),
-            figure(gap),
+            f"{name} ({groups})" if narrow and groups else name,
+            _figure(gap),
             *([] if narrow else [groups]),
             "" if gap.mde is None else _number(gap.metric, gap.mde),
             f"{gap.n:,}",

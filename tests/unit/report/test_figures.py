@@ -16,9 +16,8 @@ from fairhead.audit.audit_results import Audit
 from fairhead.report.form import plain
 from fairhead.report.markup import Axis, Mark, forest
 from fairhead.report.sections import Section
-from fairhead.report.sections.ablated import control_plot
 from fairhead.report.sections.audited import group_forest, group_heat_map
-from fairhead.report.sections.headmap import STEPS, colour_bar, colour_class
+from fairhead.report.sections.headmap import STEPS, colour_bar, colour_class, control_plot
 from fairhead.report.wording import MINUS, THIN_SPACE, Scale, count, is_share, p_value, scale_of
 from fairhead.stats import Difference, Estimate, GroupRow
 

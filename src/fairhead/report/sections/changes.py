@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _ROUNDING = 1e-9
-_COLUMNS = ("Smallest detectable", "p and adjusted p", "Outcome")
 # Outcome -> the look of its mark and its word. Only "not significant" is a hollow dot.
 LOOKS = {"better": "better", "worse": "worse", "changed": "clear", "not significant": "vague"}
 _GLYPHS = {"better": "✓", "worse": "!", "changed": "↷"}
@@ -163,28 +162,31 @@ class Changes(Section):
         """The changes, panel by panel."""
         subject = Markup("Against <bdi>{}</bdi>, on the same items").format(self.base)
         alone = "smallest detectable, were it the only figure"
-        words = {"both": "Before → after", "change": "Change", "noun": "change", "detectable": alone}
-        return draw_changes(self.panels, level({"level": self.level}), subject, words, self.definitions)
+        both, at = "Before → after", level({"level": self.level})
+        return _draw(self.panels, at, subject, both, "change", alone, self.definitions)
 
 
-def draw_changes(
+def _draw(
     given: Sequence[ChangePanel],
     at: str,  # level of the intervals
     subject: Markup,
-    words: Mapping[str, str],  # what the columns and the legend say
-    definitions: Mapping[str, str] | None = None,
+    both: str,  # heading of the figures before and after
+    noun: str,  # what a row is
+    detectable: str,  # what the legend says of the smallest one
+    definitions: Mapping[str, str],
 ) -> Markup:
     """Panels of changes with their legend."""
     changes = [(panel.caption, change.name, change) for panel in given for change in panel.changes]
     return fill(
         "changes.html",
-        columns=(words["both"], f"{words['change']} and {at} interval", *_COLUMNS),
+        columns=(both, f"{noun.capitalize()} and {at} interval", "Smallest detectable", "p and adjusted p", "Outcome"),
         panels=[panel for panel in (panel.drawn() for panel in given) if panel is not None],
         undefined=undefined(changes),
         summary=_outcomes([change.outcome for _, _, change in changes if change.value is not None]),
         subject=subject,
-        words=words,
-        definitions=definitions or {},
+        noun=noun,
+        detectable=detectable,
+        definitions=definitions,
     )
 
 
@@ -215,9 +217,8 @@ class Compared(Section):
         """The differences b − a with the direction that is better for each."""
         rows = "on the same rows" if self.comparison.provenance.get("paired", True) else "different rows"
         subject = Markup("<bdi>{}</bdi> minus <bdi>{}</bdi>, {}").format(self.b_name, self.a_name, rows)
-        words = {"both": f"{self.a_name} → {self.b_name}", "change": "Difference", "noun": "difference"}
-        words["detectable"] = "smallest detectable"
-        return draw_changes(self.panels(), level(self.comparison.provenance), subject, words)
+        both, at = f"{self.a_name} → {self.b_name}", level(self.comparison.provenance)
+        return _draw(self.panels(), at, subject, both, "difference", "smallest detectable", {})
 
     def panels(self) -> list[ChangePanel]:
         """Shares, and differences on other scales."""

@@ -1,4 +1,4 @@
-"""Plain sections: words alone, tables of text, and cards of clusters."""
+"""Plain sections: words alone, tables of text, curves of figures, and cards of clusters."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, ClassVar
 from markupsafe import Markup
 
 from fairhead.report.form import PictureAddress
-from fairhead.report.markup import fill, part
+from fairhead.report.markup import Cell, Mark, fill, forest, part
 from fairhead.report.sections import Section
-from fairhead.report.wording import Scale, count
+from fairhead.report.wording import Scale, count, metric_name, scale_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -120,3 +120,46 @@ class ClusterCards(Section):
         kept = {name: cells for name, cells in columns.items() if any(cells)}
         rows = list(zip(*kept.values(), strict=True))
         PlainTable(caption="", columns=list(kept), rows=rows, words=True).show(console)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """A step and the figure there; None where undefined."""
+
+    name: str
+    value: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steps:
+    """The steps of one metric."""
+
+    metric: str
+    points: Sequence[Step]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve(Section):
+    """One panel a metric, one row a step."""
+
+    kind: ClassVar[str] = "curve"
+
+    panels: Sequence[Steps]
+
+    def draw(self) -> Markup:
+        """The steps of each metric on one axis; a step without a figure is left out."""
+        panels = []
+        for panel in self.panels:
+            steps = [(step.name, step.value) for step in panel.points if step.value is not None]
+            if steps:
+                name = metric_name(panel.metric)
+                scale = scale_of(panel.metric, max((value for _, value in steps), key=abs))
+                marks = []
+                for step, value in steps:
+                    written = scale.write(value)
+                    words, cells = f"{step}: {name} {written}", (Cell(written),)
+                    marks.append(Mark(value, None, None, (), "level", words, step, cells=cells))
+                panels.append(forest(marks, scale, None, caption=name))
+        if not panels:
+            return Markup('<p class="muted">No figure of the curve is defined.</p>')
+        return part("forest_table", ("Value",), panels)
