@@ -61,6 +61,7 @@ for name, command, epilog in (
     app.command(name, epilog=epilog)(command)
 app.add_typer(lm_app)
 app.add_typer(mitigate.mitigate_app)
+_COMMANDS = [*(command.name for command in app.registered_commands), "lm", "mitigate"]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -76,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = app(args=given, prog_name="fairhead", standalone_mode=False, obj=given)
     except _UsageError as error:
         message = " ".join(error.format_message().split()).rstrip(".")
-        command = f"fairhead {given[0]}" if given[0] in typer.main.get_group(app).commands else "fairhead"
+        command = f"fairhead {given[0]}" if given[0] in _COMMANDS else "fairhead"
         _fail(f"{message}; {command} --help explains")
     except FairheadError as error:
         _fail(str(error))

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 import typer
 
 from fairhead.cli.common import DataColumns, check_output, command_line, need, progress, write_json
-from fairhead.cli.options import options
+from fairhead.cli.options import options, single_command
 from fairhead.errors import InputError
 from fairhead.locate.locate_settings import LocatePlan, Source
 from fairhead.settings import Option, Range
@@ -291,14 +291,11 @@ def _asked(run: Path) -> _Asked:
             f"{path} was made by {shlex.join(arguments[:2])!r}; view needs a run of fairhead locate, with all that it "
             "asked on its command line"
         )
-    found: list[Any] = []
 
     @options("locate")
-    def take(source: Source, columns: DataColumns, plan: LocatePlan, output: Output) -> None:
+    def take(source: Source, columns: DataColumns, plan: LocatePlan, output: Output) -> _Asked:
         source = replace(with_columns(source, columns, output.images), seed=plan.seed)
-        found.append(_Asked(source, plan, output.features, content["selected"]))
+        return _Asked(source, plan, output.features, content["selected"])
 
-    app = typer.Typer()
-    app.command()(take)
-    app(args=arguments[2:], standalone_mode=False)
-    return found[0]
+    found: _Asked = single_command("locate", "", take)(arguments[2:], standalone_mode=False)
+    return found

@@ -143,8 +143,7 @@ class _Offered(NamedTuple):
                     envvar=f"FAIRHEAD_{command}_{flag.partition('/')[0].strip('-')}".replace("-", "_").upper(),
                     show_envvar=False,
                 )
-                annotation = Annotated[kind if default is not None else kind | None, option]
-                parameter = inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, annotation=annotation)
+                parameter = _parameter(key, Annotated[kind if default is not None else kind | None, option])
                 found.append(parameter if default is MISSING else parameter.replace(default=default))
         return found
 
@@ -253,11 +252,13 @@ def key_values(given: Sequence[str] | None, flag: str) -> dict[str, Any]:
 def _typer_type(hint: Any, name: str) -> Any:
     """The type of a setting as typer knows it: without ranges, choices as an enum, several values as a list."""
     several, kind = _shape(hint)
+    if several is not None:
+        # Numbers may also be given at once, with commas.
+        inner = str if kind in (int, float) else _typer_type(kind, name)
+        return list[inner]  # type: ignore[valid-type]
     if get_origin(kind) is Literal:
-        kind = enum.StrEnum(name, {str(one): str(one) for one in get_args(kind)})
-    elif kind not in (str, int, float, bool, Path) or (several and kind in (int, float)):
-        kind = str  # numbers may also be given at once, with commas
-    return list[kind] if several else kind  # type: ignore[valid-type]
+        return enum.StrEnum(name, {str(one): str(one) for one in get_args(kind)})
+    return kind if kind in (str, int, float, bool, Path) else str
 
 
 def _shape(hint: Any) -> tuple[type | None, Any]:

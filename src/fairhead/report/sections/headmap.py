@@ -80,7 +80,7 @@ class Headmap(Section):
         n_undefined, n_selected = layers * heads - len(defined), len({tuple(pair) for pair in self.selected})
         scale = scale_in_unit(self.unit, max(map(abs, defined), default=0.0))
         measure = f"{self.measure}, in {scale.unit}" if scale.unit else self.measure
-        shape = f"{_several(layers, 'layer')} × {_several(heads, 'head')}"
+        shape = f"{layers} layer{'s' * (layers != 1)} × {heads} head{'s' * (heads != 1)}"
         missing = f", {count(n_undefined)} undefined" if n_undefined else ""
         return fill(
             "headmap.html",
@@ -142,10 +142,6 @@ class HeadRow(NamedTuple):
         interval = self.interval and f"interval {self.interval}"
         words = (f"{self.name}: {self.value}", interval, p, "selected" if self.selected else "")
         return ", ".join(word for word in words if word)
-
-
-def _several(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def colour_class(value: float, largest: float) -> str:
