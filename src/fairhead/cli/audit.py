@@ -111,30 +111,37 @@ class Columns:
     drop_missing: bool = False
     groups_from: Annotated[str | None, Option(metavar="FILE")] = None
 
-    def read(self, path: str, id: str | None, more_groups: Sequence[str] = ()) -> "Records":
-        """The records of a file."""
-        from fairhead.audit.audited_rows import read_rows
+    def read(self, path: str, comparing: "Comparing") -> "Sequence[Records]":
+        """The records of a file, and those that they are compared with."""
+        from fairhead.audit.audited_rows import read_both, read_rows
         from fairhead.records.group_file import GroupFile
 
         joined = None if self.groups_from is None else GroupFile.read(self.groups_from)
         further = () if joined is None else joined.columns
-        several = len(self.label) > 1
+        several, second = len(self.label) > 1, comparing.compare_prediction
         as_given = ("target", "cluster", "weight", "drop_missing", "where", "encoding", "decimal")
         columns: dict[str, Any] = {name: getattr(self, name) for name in as_given} | {
             "label": list(self.label) if several else (*self.label, "label")[0],
             "prediction": list(self.prediction) if several else (*self.prediction, None)[0],
             "score": self.score or None,
-            "groups": [*(name for name in self.group if name not in further), *more_groups],
-            "id": "id" if id is None and joined is not None else id,
+            "groups": [name for name in self.group if name not in further],
+            "id": "id" if comparing.id is None and joined is not None else comparing.id,
             "classes": _typed(self.classes) or None,
             "threshold": _threshold(self.threshold),
             "bins": _edges(self.bins),
         }
-        found, _ = read_rows(path, None if self.positive is None else _typed([self.positive])[0], columns)
-        if joined is None:
-            return found
-        columns = {name: c for name, c in joined.of(found.id).items() if not self.group or name in self.group}
-        return replace(found, groups={**found.groups, **columns})
+        positive = None if self.positive is None else _typed([self.positive])[0]
+        if second is not None:
+            columns["prediction"] = (columns["prediction"], second)
+        if second is None and comparing.compare is None:
+            found = [read_rows(path, positive, columns)[0]]
+        else:
+            found = [*read_both(path, comparing.compare, positive, columns)[:2]]
+        for i, one in enumerate(found):
+            more = {} if joined is None else joined.of(one.id)
+            chosen = {name: column for name, column in more.items() if not self.group or name in self.group}
+            found[i] = replace(one, groups={**one.groups, **chosen})
+        return found
 
 
 @dataclass(frozen=True)
@@ -272,24 +279,17 @@ def audit_command(
     from fairhead.report.form import one_of
     from fairhead.report.legal_forms import eu_ai_act, local_law_144
 
-    other: Records | None
-    if other_column is not None:
-        # Read as one more categorical column, so that the two stay row by row even where rows are dropped.
-        records, other = columns.read(path, comparing.id, [other_column]).split_prediction(other_column)
-        names = (*columns.prediction, path)[0], other_column
-    else:
-        records = columns.read(path, comparing.id)
-        other = None if other_file is None else columns.read(other_file, comparing.id)
-        names = path, other_file or ""
+    records, *others = columns.read(path, comparing)
+    names = (path, other_file or "") if other_column is None else (columns.prediction[0], other_column)
     made = {"version": __version__, "seed": statistics.seed, "command": command_line(context)}
     chosen: dict[str, Any] = {**statistics.arguments(), "reference": columns.reference}
     compared = None
-    if other is not None:
+    if others:
         if comparing.unpaired:
             # Separate samples have no swaps for Westfall and Young.
-            compared = drift(records, other, **chosen, correction="bh" if comparing.correction == "bh" else "holm")
+            compared = drift(records, *others, **chosen, correction="bh" if comparing.correction == "bh" else "holm")
         else:
-            compared = compare(records, other, **chosen, correction=comparing.correction)
+            compared = compare(records, *others, **chosen, correction=comparing.correction)
         compared = replace(compared, provenance={**made, **compared.provenance})
     found = audit(records, **chosen) if compared is None else compared.a
     found = replace(found, provenance={**made, **found.provenance})

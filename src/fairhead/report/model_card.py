@@ -100,7 +100,10 @@ class Card:
             rows = [self._change_row(change) for change in self.changes]
         elif self.estimates:
             head = ["| figure | this model | n |"]
-            rows = [_estimate_row(estimate) for estimate in self.estimates]
+            rows = []
+            for one in self.estimates:
+                value = with_interval(one) if one.value is not None else f"undefined: {in_short([str(one.undefined)])}"
+                rows.append(_thin(f"| {_name(one)} | {_plain(value)} | {one.n} |"))
         else:
             return []
         rule = "|---" * (head[0].count("|") - 1) + "|"
@@ -225,11 +228,6 @@ def _listed(sentences: Sequence[str]) -> str:
 
 def _name(figure: Estimate | Difference) -> str:
     return _plain(f"{figure.metric.replace('_', ' ')} {by(figure.group_by)}")
-
-
-def _estimate_row(one: Estimate) -> str:
-    value = with_interval(one) if one.value is not None else f"undefined: {in_short([str(one.undefined)])}"
-    return _thin(f"| {_name(one)} | {_plain(value)} | {one.n} |")
 
 
 def _thin(text: str) -> str:
