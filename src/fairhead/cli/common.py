@@ -7,13 +7,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
 from fairhead import store
 from fairhead.errors import FairheadError, InputError
-from fairhead.settings import Option
+from fairhead.settings import Level, Option, Replicates, Seed
+
+if TYPE_CHECKING:
+    from fairhead.stats.bootstrap import Resampling
 
 _TORCH = ("torch", "transformers", "accelerate")
 _EXTRAS = {"lora": ("peft",), "demo": ("sklearn",)}
@@ -78,6 +81,28 @@ class DataColumns(SentenceColumns):
     split: Annotated[str | None, Option(metavar="COLUMN")] = None
     person: Annotated[str | None, Option(metavar="COLUMN")] = None
     groups_from: Annotated[str | None, Option(metavar="FILE")] = None
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """How intervals are made.
+
+    Attributes:
+        n_boot: bootstrap replicates; 2000 by default, 1000 of BOLD alone.
+        seed: same seed, same figures.
+        level: confidence level of intervals.
+    """
+
+    panel: ClassVar[str] = "Statistics"
+    n_boot: Annotated[Replicates | None, Option(metavar="N")] = None
+    seed: Annotated[Seed, Option(metavar="N")] = 0
+    level: Annotated[Level, Option(metavar="SHARE")] = 0.95
+
+    def resampling(self, n_boot: int = 2000) -> "Resampling":
+        """The same with a number of replicates where none was given."""
+        from fairhead.stats.bootstrap import Resampling
+
+        return Resampling(self.n_boot or n_boot, self.seed, self.level)
 
 
 def check_output(path: str | None, *read: str | None) -> None:

@@ -1,26 +1,26 @@
-"""`fairhead lm …`: one command a benchmark, made of what the benchmark says of itself."""
+"""`fairhead lm …`: one command a benchmark, made of what the benchmark says of itself, and the suite of them all."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, make_dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_type_hints
 
 import typer
 from typer.core import TyperGroup
 
-from fairhead.cli.common import SentenceColumns, check_output, command_line, is_first, progress, write_json
-from fairhead.cli.lm_suites import EPILOG as COMPARE_EPILOG
-from fairhead.cli.lm_suites import (
-    Computing,
+from fairhead.cli.common import (
+    SentenceColumns,
     Statistics,
-    commands,
-    compare_command,
-    load_model,
-    suite_command,
-    suite_epilog,
+    check_output,
+    command_line,
+    is_first,
+    need,
+    progress,
+    write_json,
 )
-from fairhead.cli.options import options, single_command
+from fairhead.cli.options import attribute_texts, options, single_command
+from fairhead.cli.short_commands import COMPARE_EPILOG, compare_command
 from fairhead.errors import InputError
 from fairhead.language.answers import Progress, Sampling, read_generations
 from fairhead.settings import Count, Option
@@ -28,6 +28,7 @@ from fairhead.store import locked
 
 if TYPE_CHECKING:
     from fairhead.language.benchmark import Benchmark
+    from fairhead.language.scorer import Scorer
 
 _GOES_ON = """
 With `--out`, answers are written as they are made, and a run that was killed goes on where it stopped: give the same
@@ -44,6 +45,50 @@ A model can write on one machine and be measured on another:
 
     fairhead lm {0} --data {0} --score-only runs/journals/{0}-1a2b3c4d.jsonl --json {0}.json
 """
+_SUITE = """
+The folder of the data has one folder (or zip archive) a benchmark, as published: {folders}. What is not there is
+skipped and named. Perplexity and attention entropy are taken on the Wikipedia texts that come with BOLD, or on a text
+file of your own (`--text`, paragraphs being documents).
+
+A run that was killed goes on where it stopped: give the same command again.
+
+**Examples**
+
+    fairhead lm suite --model SmolLM2-135M --data DATA --out runs/base
+
+    fairhead lm suite --model SmolLM2-135M-klaad --data DATA --out runs/klaad
+
+    fairhead lm compare runs/base runs/klaad --html before-after.html
+"""
+
+
+@dataclass(frozen=True)
+class Computing:
+    """Where and how a model computes.
+
+    Attributes:
+        device: where to compute: cpu, cuda, cuda:1, ...; auto takes a GPU where there is one.
+        dtype: precision; auto is float32 on a processor and bfloat16 on a GPU.
+        batch_tokens: tokens of a batch, padding included.
+        start: token that texts start with: bos, eos, none or a token; default is BOS, or end of text if there is none.
+        convention: where it stands. fairhead: before every text; lm-eval: only where no context stands before, as
+            lm-evaluation-harness does; bias-bench: before the first token, the others are read without it, as in the
+            published scripts of StereoSet and CrowS-Pairs.
+        chat: put every prompt into the chat template of the model, as a user's message; what is scored is the answer,
+            as lm-evaluation-harness does it. A text without a prompt answers an empty message.
+        device_map: spread the layers over several GPUs: auto, balanced or sequential (accelerate).
+        load_in: round weights to 8bit or 4bit as they are loaded (bitsandbytes, on a GPU).
+    """
+
+    panel: ClassVar[str] = "Model"
+    device: str = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    batch_tokens: Annotated[Count | None, Option(metavar="N")] = None
+    start: Annotated[str, Option(metavar="TOKEN")] = "default"
+    convention: Annotated[Literal["fairhead", "lm-eval", "bias-bench"], Option("--as")] = "fairhead"
+    chat: bool = False
+    device_map: Literal["auto", "balanced", "sequential"] | None = None
+    load_in: Literal["8bit", "4bit"] | None = None
 
 
 @dataclass(frozen=True)
@@ -102,15 +147,15 @@ class _Benchmarks(TyperGroup):
     """Makes the command of a benchmark when it is asked for, so that other commands need not import any."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return [*commands(), "suite", *self.commands]
+        return [*_commands(), "suite", *self.commands]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         known = super().get_command(ctx, cmd_name)
         if known is not None:
             return known
         if cmd_name == "suite":
-            return single_command("suite", suite_epilog(), suite_command())
-        benchmark = commands().get(cmd_name)
+            return single_command("suite", _suite_epilog(), _suite_command())
+        benchmark = _commands().get(cmd_name)
         return None if benchmark is None else single_command(cmd_name, _epilog(benchmark), _command(benchmark))
 
 
@@ -178,7 +223,7 @@ def _run(
     if output.out is not None and is_first():
         context.with_resource(locked(output.out))
     stored = None if score_only is None else read_generations(Path(score_only))
-    scorer = None if source.model is None else load_model(source.model, computing)
+    scorer = None if source.model is None else _load_model(source.model, computing)
     made = {"command": command_line(context), "data_path": source.data, "limit": source.limit}
     made |= {} if scorer is None else {"device": str(scorer.device)}
     with progress() if scorer is not None else nullcontext() as shown:
@@ -234,3 +279,100 @@ def _generate(
     found, path = continue_prompts(benchmark, work)
     empty = sum(one.empty for one in found.values())
     typer.echo(f"{len(found):,} continuations of {len(items):,} prompts, {empty:,} of them empty: {path}")
+
+
+def _commands() -> "dict[str, Benchmark]":
+    """Benchmarks by the name of their command; where several share one, the last has it."""
+    from fairhead.language.benchmarks import all_benchmarks
+
+    found = all_benchmarks()
+    owners = {benchmark.flag: benchmark for benchmark in found}
+    return {b.flag if owners[b.flag] is b else b.name: b for b in found}
+
+
+def _suite_epilog() -> str:
+    """What stands below the help of the suite."""
+    folders = dict.fromkeys(f"`{b.data or b.name}`" for b in _commands().values())
+    return _SUITE.format(folders=", ".join(folders))
+
+
+def _suite_command() -> Callable[..., None]:
+    """The command of the suite, with the options of all benchmarks."""
+    names = ", ".join(dict.fromkeys(benchmark.flag for benchmark in _commands().values()))
+
+    @dataclass(frozen=True)
+    class Suite:
+        model: Annotated[str, Option(metavar="PATH")]
+        data: Annotated[Path, Option(metavar="DIR")]
+        out: Annotated[Path, Option(metavar="DIR")]
+        only: Annotated[str | None, Option(metavar="NAMES")] = None
+        limit: Annotated[Count | None, Option(metavar="N")] = None
+        text: Annotated[str | None, Option(metavar="FILE")] = None
+        documents: Annotated[Count, Option(metavar="N")] = 1000
+        bold_batch_size: Annotated[Count, Option(metavar="N")] = 64
+
+    Suite.__doc__ = f"""What is measured on what.
+
+    Attributes:
+        model: folder of a causal language model, or its name on the hub if it is cached (hub:NAME fetches it).
+        data: folder with one folder a benchmark, as published.
+        out: folder for journals, tables of items and figures.
+        only: benchmarks, with commas between: {names}.
+        limit: only so many items of each benchmark, drawn at random with --seed.
+        text: a text file for perplexity and attention entropy, in place of BOLD's Wikipedia texts.
+        documents: how many are drawn from that text; attention entropy takes 200 of them.
+        bold_batch_size: prompts of BOLD that are continued together.
+    """
+
+    takes = {"context": typer.Context, "chosen": Suite, "of": _options_of_all()}
+    return options("lm", takes=takes | {"computing": Computing, "statistics": Statistics})(_run_suite)
+
+
+def _options_of_all() -> type:
+    """The options of all benchmarks in one class; those that only change what is shown are left out."""
+    from fairhead.language.benchmark import SHOWS
+
+    found: dict[str, tuple[str, Any, Any]] = {}
+    lines = []
+    for benchmark in _commands().values():
+        hints, texts = get_type_hints(benchmark.options, include_extras=True), attribute_texts(benchmark.options)
+        for one in fields(benchmark.options):
+            if one.name not in found and one.name not in benchmark.options_with(SHOWS):
+                found[one.name] = (one.name, hints[one.name], field(default=one.default))
+                lines.append(f"        {one.name}: {benchmark.title}: {texts[one.name]}")
+    panel = {"panel": "Options of single benchmarks"}
+    made = make_dataclass("OptionsOfAll", found.values(), frozen=True, namespace=panel)
+    made.__doc__ = "\n".join(["Options of single benchmarks.\n\n    Attributes:", *lines])
+    return made
+
+
+def _run_suite(context: typer.Context, chosen: Any, of: Any, computing: Computing, statistics: Statistics) -> None:
+    """Run every benchmark on a model, into one folder that can be compared with another."""
+    from fairhead.language.running import gather_items, run_suite
+
+    how = statistics.resampling()
+    names = tuple(name.strip() for name in (chosen.only or "").split(",") if name.strip())
+    drawn = {"limit": chosen.limit, "seed": how.seed, "text": chosen.text, "documents": chosen.documents}
+    # The data first: a mistake there should not wait for the model.
+    items = gather_items(chosen.data, names, **drawn, **vars(of))
+    if is_first():
+        context.with_resource(locked(chosen.out))
+    scorer = _load_model(chosen.model, computing)
+    made = {"command": command_line(context), "data_path": str(chosen.data), "device": str(scorer.device)}
+    with progress() as bars:
+        sampling = Sampling(batch_size=chosen.bold_batch_size)
+        suite = run_suite(scorer, items, chosen.out, chosen.model, how, sampling, bars.tell, made)
+    from fairhead.report import write
+
+    write(suite.page(), chosen.out / "report.html")
+    suite.show()
+    typer.echo(f"report: {chosen.out / 'report.html'}")
+
+
+def _load_model(path: str, computing: Computing) -> "Scorer":
+    """A scorer of a model; with several processes it is the first's, and the others work for it and end here."""
+    need()
+    from fairhead.language.scorer import load_scorer, shared
+
+    found: Scorer = shared(load_scorer(path, **vars(computing)))
+    return found

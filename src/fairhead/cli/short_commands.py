@@ -1,20 +1,18 @@
-"""Commands of one call each: `fairhead demo`, `discover`, `predict`, `attention` and `push`."""
+"""Commands of one call each: `fairhead demo`, `discover`, `predict`, `attention`, `push` and `lm compare`."""
 
-import re
 from dataclasses import dataclass, replace
-from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import typer
 
 from fairhead import __version__
-from fairhead.cli.common import DataColumns, check_output, command_line, need, progress
+from fairhead.cli.common import DataColumns, Statistics, check_output, command_line, need, progress, write_json
 from fairhead.cli.options import options
-from fairhead.errors import FairheadError, InputError
+from fairhead.errors import InputError
 from fairhead.locate.locate_settings import AttentionPlan
-from fairhead.settings import Count, Option, Seed
-from fairhead.store import locked
+from fairhead.settings import Count, Option, Replicates, Seed
+from fairhead.store import locked, write_text
 
 DISCOVER_EPILOG = """
 **Examples**
@@ -93,9 +91,27 @@ The token is the one of `hf auth login`, or that of the environment variable `HF
 
     fairhead push run/model my-name/fairer-faces --private
 """
-# What a model is made of; records and reports, which may name persons, stay here.
-_FILES = ("README.md", "*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
-_NOT = ("fairhead-training.json", "training_rows.json")
+COMPARE_EPILOG = """
+Every figure is paired: the models answered the same items, and whole clusters of items (templates, terms, occupations,
+pages) are drawn together. *better* and *worse* are about the distance to an even model, need an interval that leaves
+out 0, and p < 0.05 after Holm's correction over all figures of all runs; otherwise a difference is *not significant*,
+and the smallest difference that the figure alone would have shown is given (none where there are too few clusters).
+StereoSet is scored on terms that none of the models was trained on.
+
+Runs of lm-evaluation-harness (`--log_samples`: the folder, or one `samples_*.jsonl`) and of inspect_ai (JSON logs) are
+compared in the same way, task by task, joined on their documents. Samples are independent of each other unless
+`--cluster` names the field that those of one template or person share.
+
+**Examples**
+
+    fairhead lm compare runs/base runs/klaad --html before-after.html
+
+    fairhead lm compare runs/base runs/klaad runs/ce runs/cda --names base,KLAAD,control,CDA --json all.json
+
+    fairhead lm compare lm-eval/base lm-eval/tuned --category bias_type
+
+    fairhead lm compare runs/ce runs/klaad      # KLAAD against plain fine-tuning on the same sentences
+"""
 
 
 def demo_command(
@@ -262,40 +278,107 @@ def push_command(
 ) -> None:
     """Upload a saved model with its card to the Hugging Face hub."""
     need()
+    from fairhead.report.model_card import push
+
     typer.echo(f"model: {push(model, name, private=private)}")
 
 
-def push(folder: Path, name: str, *, private: bool = False) -> str:
-    """Upload a model and return its address."""
-    from huggingface_hub import CommitOperationAdd, HfApi
+@dataclass(frozen=True)
+class Comparing(Statistics):
+    """How intervals and p-values are made.
 
-    from fairhead.report.model_card import CARD, renamed
+    Attributes:
+        n_perm: random swaps of each p-value, at most.
+    """
 
-    errors: Any = import_module("huggingface_hub.errors")
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
-        raise InputError(f"{name!r} is no name on the hub; one such as you/model is expected")
-    if not (folder / "config.json").is_file():
-        raise InputError(f"{folder}: a folder with a model (config.json) is expected; it is not there")
-    if not (folder / CARD).is_file():
-        raise InputError(f"{folder} has no {CARD}: a model without its card says nothing of its gaps. Write one first")
-    files = sorted(file.name for pattern in _FILES for file in folder.glob(pattern) if file.name not in _NOT)
-    api = HfApi()
-    card = renamed(folder, name).encode()
+    n_perm: Annotated[Replicates, Option(metavar="N")] = 100_000
+
+
+@dataclass(frozen=True)
+class Logs:
+    """How samples of another harness belong together.
+
+    Attributes:
+        cluster: field of a document (of inspect_ai: of the metadata) whose equal values are drawn together.
+        category: field whose values are also compared one by one.
+    """
+
+    panel: ClassVar[str] = "Logs of other harnesses"
+    cluster: Annotated[str | None, Option(metavar="FIELD")] = None
+    category: Annotated[str | None, Option(metavar="FIELD")] = None
+
+
+@dataclass(frozen=True)
+class Pages:
+    """What is written.
+
+    Attributes:
+        names: what to call the runs, with commas between.
+        html: write a report, and its JSON beside it.
+        json: write JSON; - prints only JSON.
+        markdown: write Markdown. In a file that is there, only what stands between the two lines
+            `<!-- figures: begin -->` and `<!-- figures: end -->` is replaced.
+    """
+
+    panel: ClassVar[str] = "Output"
+    names: Annotated[str | None, Option(metavar="NAMES")] = None
+    html: Annotated[str | None, Option(metavar="FILE")] = None
+    json: Annotated[str | None, Option(metavar="FILE")] = None
+    markdown: Annotated[Path | None, Option(metavar="FILE")] = None
+
+
+@options("lm")
+def compare_command(
+    context: typer.Context,
+    folders: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Folders of fairhead lm suite, or logs of another harness; the first is before.",
+            metavar="BEFORE AFTER...",
+        ),
+    ],
+    statistics: Comparing,
+    logs: Logs,
+    pages: Pages,
+) -> None:
+    """What did a change of a model do: stereotypes, spill-over, language, attention? Needs no torch."""
+    html, json_path, markdown = pages.html, pages.json, pages.markdown
+    for path in (html, json_path, None if markdown is None else str(markdown)):
+        check_output(path)
+    if html is not None and not html.lower().endswith(".html"):
+        raise InputError(f"--html is {html}; a path that ends in .html is expected")
+    if html is not None and json_path is not None and Path(html).with_suffix(".json") == Path(json_path):
+        raise InputError(f"--html writes the report's own JSON to {json_path}; choose another name for --json")
+    around = ("", "") if markdown is None else _page_around(markdown)
+    from fairhead.language.before_after import compare_suites
+    from fairhead.language.before_after_report import markdown_of
+    from fairhead.report.model_card import FIGURES
+
+    called = [name.strip() for name in pages.names.split(",")] if pages.names else None
+    found = compare_suites(folders, called, statistics.resampling(), statistics.n_perm, logs.cluster, logs.category)
+    if json_path is not None:
+        write_json(found.to_dict(), json_path)
+    if html is not None:
+        from fairhead.report import write
+
+        write(found.page(command_line(context)), html)
+    if markdown is not None:
+        write_text(markdown, f"{around[0]}{FIGURES[0]}\n\n{markdown_of(found)}\n{FIGURES[1]}{around[1]}")
+    if json_path != "-":
+        found.show()
+
+
+def _page_around(path: Path) -> tuple[str, str]:
+    """What stands before and after the figures of a Markdown page; found out before the work is done."""
+    from fairhead.report.model_card import FIGURES
+
+    if not path.is_file():
+        return "", "\n"
     try:
-        address = api.create_repo(name, private=private, exist_ok=True)
-        operations = [
-            CommitOperationAdd(file, card if file == CARD else str(folder / file))  # of the folder nothing is changed
-            for file in files
-        ]
-        api.create_commit(name, operations, commit_message="Upload a model and its card")
-    except (errors.HTTPError, errors.LocalTokenNotFoundError, OSError) as error:
-        code = getattr(getattr(error, "response", None), "status_code", None)
-        if code in (401, 403) or isinstance(error, errors.LocalTokenNotFoundError):
-            raise FairheadError(
-                f"the hub does not let this token write {name}: log in with `hf auth login`, or set HF_TOKEN to a "
-                "token that may write"
-            ) from None
-        if code is None:
-            raise FairheadError(f"{api.endpoint} does not answer ({error}): nothing was uploaded") from None
-        raise FairheadError(f"the hub refused {name}: {error}") from None
-    return str(address)
+        page = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} cannot be read: {error}") from None
+    begin, end = FIGURES
+    if page.count(begin) != 1 or page.count(end) != 1 or page.index(begin) > page.index(end):
+        raise InputError(f"{path} has no place for figures; one line {begin} and one {end} are expected")
+    return page.partition(begin)[0], page.partition(end)[2]

@@ -1,13 +1,15 @@
-"""The card of a saved model: a README in the format of the Hugging Face hub, with figures and their intervals."""
+"""The card of a saved model: a README in the format of the Hugging Face hub, with intervals; and its upload."""
 
 import json
 import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
+from fairhead.errors import FairheadError, InputError
 from fairhead.installed import __version__
 from fairhead.report.wording import by, in_short, p_value, scale_of, with_interval
 from fairhead.stats import Difference, Estimate
@@ -16,6 +18,9 @@ from fairhead.store import reading, write_text
 CARD = "README.md"
 # By this line a card of ours is known, which another model in the same folder must not keep.
 MARK = "<!-- written by fairhead -->"
+# What a model is made of; records and reports, which may name persons, stay here.
+_FILES = ("README.md", "*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
+_NOT = ("fairhead-training.json", "training_rows.json")
 # Between these lines `fairhead lm compare --markdown` puts what it finds.
 FIGURES = ("<!-- figures: begin -->", "<!-- figures: end -->")
 _HERE = "THIS FOLDER"
@@ -202,6 +207,40 @@ def renamed(folder: Path, name: str) -> str:
     if described.eval_results:
         described.model_name = name
     return str(card).replace(_HERE, f"hub:{name}")
+
+
+def push(folder: Path, name: str, *, private: bool = False) -> str:
+    """Upload a model and return its address."""
+    from huggingface_hub import CommitOperationAdd, HfApi
+
+    errors: Any = import_module("huggingface_hub.errors")
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+        raise InputError(f"{name!r} is no name on the hub; one such as you/model is expected")
+    if not (folder / "config.json").is_file():
+        raise InputError(f"{folder}: a folder with a model (config.json) is expected; it is not there")
+    if not (folder / CARD).is_file():
+        raise InputError(f"{folder} has no {CARD}: a model without its card says nothing of its gaps. Write one first")
+    files = sorted(file.name for pattern in _FILES for file in folder.glob(pattern) if file.name not in _NOT)
+    api = HfApi()
+    card = renamed(folder, name).encode()
+    try:
+        address = api.create_repo(name, private=private, exist_ok=True)
+        operations = [
+            CommitOperationAdd(file, card if file == CARD else str(folder / file))  # of the folder nothing is changed
+            for file in files
+        ]
+        api.create_commit(name, operations, commit_message="Upload a model and its card")
+    except (errors.HTTPError, errors.LocalTokenNotFoundError, OSError) as error:
+        code = getattr(getattr(error, "response", None), "status_code", None)
+        if code in (401, 403) or isinstance(error, errors.LocalTokenNotFoundError):
+            raise FairheadError(
+                f"the hub does not let this token write {name}: log in with `hf auth login`, or set HF_TOKEN to a "
+                "token that may write"
+            ) from None
+        if code is None:
+            raise FairheadError(f"{api.endpoint} does not answer ({error}): nothing was uploaded") from None
+        raise FairheadError(f"the hub refused {name}: {error}") from None
+    return str(address)
 
 
 def short_data(data: str) -> str:

@@ -9,10 +9,9 @@ import pytest
 from huggingface_hub import ModelCard
 from made_vit import vit
 
-from fairhead.cli.short_commands import push
 from fairhead.errors import FairheadError, InputError
 from fairhead.models import save
-from fairhead.report.model_card import Card
+from fairhead.report.model_card import Card, push
 from fairhead.stats import Estimate
 
 
