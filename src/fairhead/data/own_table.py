@@ -1,10 +1,10 @@
 """A user's own table: a file, a data frame, a data set of another library, or lists by column name."""
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -129,26 +129,26 @@ def text_of(value: Any) -> str:
 @contextmanager
 def opened(source: Any) -> Iterator[Table]:
     """The table in a file (CSV, TSV, JSONL, Parquet), a data frame of any library, or lists by name."""
-    if isinstance(source, str | Path):
-        from fairhead.records.table_files import open_source, values_of
-
-        with open_source(source) as file:
-            yield Table(file.name, tuple(file.columns), lambda names: values_of(file, names), file.provenance)
-        return
-    from fairhead.records.frames import Frame
+    from fairhead.records.table_files import open_source, values_of  # here: it loads pandas
 
     if isinstance(source, Mapping) and source and all(hasattr(part, "column_names") for part in source.values()):
-        parts = [Frame.of(part) for part in source.values()]  # of a datasets.DatasetDict
-        columns = {name: [v for part in parts for v in part.column(name)] for name in parts[0].columns}
-        source = columns | {"split": [name for name, part in source.items() for _ in range(len(part))]}
-    frame = Frame.of(source)
+        source = _together(source)
     lengths = {name: len(values) for name, values in source.items()} if isinstance(source, dict) else {}
     if len(set(lengths.values())) > 1:
         raise InputError(f"columns of one length are expected; found {lengths}")
+    with open_source(source) as found:
+        name, provenance = found.name, found.provenance
+        if not isinstance(source, str | os.PathLike):
+            name, provenance = f"the {type(source).__name__}", lambda: {"object": type(source).__name__}
+        yield Table(name, tuple(found.columns), lambda names: values_of(found, names), provenance)
 
-    def read(names: Sequence[str]) -> dict[str, Any]:
-        found = {name: frame.column(name) for name in names}
-        return {name: values.tolist() if hasattr(values, "tolist") else values for name, values in found.items()}
 
-    name = type(source).__name__
-    yield Table(f"the {name}", tuple(frame.columns), read, lambda: {"object": name})
+def _together(parts: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """The columns of a `datasets.DatasetDict`, and one more of the parts."""
+    columns: dict[str, list[Any]] = {}
+    for part, data in parts.items():
+        with opened(data) as table:
+            for name in table.columns:
+                columns.setdefault(name, []).extend(table.values(name))
+        columns.setdefault("split", []).extend([part] * len(data))
+    return columns

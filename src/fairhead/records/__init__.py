@@ -132,27 +132,10 @@ class Records:
         drop_missing: bool = False,
         provenance: Mapping[str, Any] | None = None,
     ) -> "Records":
-        """Records from arrays or lists of length n.
+        """Records from arrays or lists of n values; scores may also be those of every class in order, shape [n, C].
 
-        Args:
-            label: true classes, shape [n]: integers, bools, whole floats or text.
-            prediction: predicted classes, shape [n].
-            scores: probability of the positive class, shape [n], or of every class in order, shape [n, C]. Without
-                `prediction`, the predictions are `scores >= threshold`, or the class with the highest score. With a
-                threshold, one score may be on any scale.
-            groups: sensitive attributes by name, each of shape [n].
-            id: a distinct value for each row, shape [n].
-            cluster: what each row belongs to (a document, a person), shape [n].
-            weight: sampling weights, shape [n].
-            classes: all classes, in the order of the score columns, where the labels alone do not show them.
-            positive: the positive class; by default the one of two that its name says (yes of yes and no), else the
-                last in sorted order, which the audit then says. With more than two classes, that class against the
-                rest.
-            threshold: the score from which on the positive class is predicted, where there is one score (or two); by
-                default 0.5, for probabilities. "median": above the median of the scores.
-            drop_missing: go on without the rows that miss a value; otherwise they are an error that counts them. A row
-                that lacks a group stays: only figures by that column leave it out.
-            provenance: where the arrays came from.
+        Labels and predictions are integers, bools, whole floats or text, groups are given by name, and otherwise the
+        arguments are those of `read`.
 
         Example:
             >>> records = Records.from_arrays(["no", "yes", "no"], scores=[0.2, 0.7, 0.5], groups={"sex": "fmm"})
@@ -163,25 +146,25 @@ class Records:
             >>> records.prediction.values().tolist()
             ['no', 'yes', 'yes']
         """
-        from fairhead.records.build import Options, Parts, build
+        from fairhead.records.build import Options, build
         from fairhead.records.columns import MAX_LEVELS, Encoder, as_floats, one_dimensional
 
-        def encode(values: ArrayLike, name: str, max_levels: int | None = MAX_LEVELS) -> Any:
+        def encode(values: ArrayLike, name: str, max_levels: int | None = MAX_LEVELS) -> Column:
             encoder = Encoder(name, max_levels)
             encoder.add(values)
             return encoder.finish()
 
-        table = None if scores is None else _score_table(scores)
-        parts = Parts(
+        draft = cls(
             label=encode(label, "label"),
             prediction=None if prediction is None else encode(prediction, "prediction"),
-            scores=table,
+            scores=None if scores is None else _score_table(scores),
             groups={name: encode(values, f"group {name!r}") for name, values in (groups or {}).items()},
             id=None if id is None else np.asarray(one_dimensional(id, "id")),
             cluster=None if cluster is None else encode(cluster, "cluster", None),
             weight=None if weight is None else as_floats(weight, "weight"),
+            provenance=provenance or {},
         )
-        return build(parts, Options(classes, positive, threshold, drop_missing), provenance or {})
+        return build(draft, Options(classes, positive, threshold, drop_missing))
 
     @classmethod
     def from_frame(
@@ -213,18 +196,10 @@ class Records:
             >>> Records.from_frame(frame, label="y", score="p", groups="race").prediction.values().tolist()
             [1, 0]
         """
-        from fairhead.records.build import Options, build
-        from fairhead.records.csv_files import Source
-        from fairhead.records.frames import Frame
-        from fairhead.records.layout import Layout
-        from fairhead.records.table_files import collect
+        from fairhead.records.build import Options, read_table
 
-        table = Frame.of(frame)
-        layout = Layout.of(table.columns, label, prediction, score, groups, id, cluster, weight, where, bins, target)
-        layout.check(table.columns, table.name)
-        columns = {name: table.column(name) for name in layout.columns}
-        source = Source(table.name, table.columns, lambda layout, as_text: iter([columns]))
-        return build(collect(source, layout), Options(classes, positive, threshold, drop_missing), {}, layout)
+        named = label, prediction, score, groups, id, cluster, weight, where, bins, target
+        return read_table(frame, named, Options(classes, positive, threshold, drop_missing))
 
     @classmethod
     def read(
@@ -289,16 +264,10 @@ class Records:
             >>> records.prediction.values().tolist(), records.provenance["rows"]
             ([1, 1], 2)
         """
-        from fairhead.records.build import Options, build
-        from fairhead.records.layout import Layout
-        from fairhead.records.table_files import collect, open_source
+        from fairhead.records.build import Options, read_table
 
-        with open_source(path, encoding, decimal) as source:
-            named = label, prediction, score, groups, id, cluster, weight, where, bins, target
-            layout = Layout.of(source.columns, *named)
-            layout.check(source.columns, source.name)
-            parts = collect(source, layout)
-            return build(parts, Options(classes, positive, threshold, drop_missing), source.provenance(), layout)
+        named = label, prediction, score, groups, id, cluster, weight, where, bins, target
+        return read_table(path, named, Options(classes, positive, threshold, drop_missing), encoding, decimal)
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write all columns as CSV, TSV, JSONL or Parquet (by suffix; text also as .gz); `Records.read(path)` reads it.

@@ -13,7 +13,6 @@ Every source (arrays, data frames, files in chunks) goes through this one path, 
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from fairhead.errors import InputError, did_you_mean
-from fairhead.records import composed
+from fairhead.records import Column, composed
 
 # A column with more distinct values than this is an identifier or a measurement, not a class or a group.
 MAX_LEVELS = 10_000
@@ -41,29 +40,6 @@ _ZERO_FIRST = re.compile(r"[+-]?0\d+$")
 _FLOAT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 
-@dataclass(frozen=True)
-class Coded:
-    """A categorical column on its way: codes of shape [n] into sorted levels, −1 where the value is missing."""
-
-    codes: NDArray[np.integer]
-    levels: tuple[Any, ...]
-
-    def is_missing(self) -> NDArray[np.bool_]:
-        """Which of the n rows have no value."""
-        return self.codes < 0
-
-
-@dataclass(frozen=True)
-class Factored:
-    """Raw values that a reader has numbered already: codes of shape [m] into distinct values, in any order."""
-
-    codes: NDArray[np.integer]
-    values: Sequence[Any]
-
-    def __len__(self) -> int:
-        return len(self.codes)
-
-
 class Encoder:
     """Turns the values of one column, chunk after chunk, into small integer codes.
 
@@ -72,7 +48,7 @@ class Encoder:
         >>> encoder.add(["white", "black"])
         >>> encoder.add(["black", None])
         >>> encoder.finish()
-        Coded(codes=array([ 1,  0,  0, -1], dtype=int8), levels=('black', 'white'))
+        Column(codes=array([ 1,  0,  0, -1], dtype=int8), levels=('black', 'white'))
     """
 
     def __init__(self, name: str, max_levels: int | None = MAX_LEVELS) -> None:
@@ -82,11 +58,11 @@ class Encoder:
         self._chunks: list[NDArray[np.integer]] = []
 
     def add(self, values: Any) -> None:
-        """Append values of shape [m]: a list, an array, a Series, or a categorical (then only its levels are read)."""
+        """Append values of shape [m]: a list, an array, a Series, or what has codes already (levels in any order)."""
         codes: NDArray[np.integer]
         uniques: Iterable[Any]
-        if isinstance(values, Factored):
-            codes, uniques = values.codes, values.values
+        if isinstance(values, Column):
+            codes, uniques = values.codes, values.levels
         elif isinstance(values, pd.Series) and isinstance(values.dtype, pd.CategoricalDtype):
             codes, uniques = values.cat.codes.to_numpy(), values.cat.categories
         else:
@@ -106,7 +82,7 @@ class Encoder:
         kinds = {isinstance(value, str) for value in self._index}
         return len(kinds) == 2 and any(isinstance(v, str) for v in tidy_levels(list(self._index), text_only=True))
 
-    def finish(self, text_only: bool = False) -> Coded:
+    def finish(self, text_only: bool = False) -> Column:
         """All chunks as one column; `text_only` says that the source could not say number or text, so find out."""
         codes = np.concatenate(self._chunks) if self._chunks else np.zeros(0, dtype=np.int8)
         values = tidy_levels(list(self._index), text_only)
@@ -117,7 +93,7 @@ class Encoder:
         levels = sorted({value for value in values if value is not None})
         place = {value: i for i, value in enumerate(levels)}
         new = np.array([-1 if v is None else place[v] for v in values] + [-1], dtype=_small_integer(len(levels)))
-        return Coded(translate(codes, new), tuple(levels))
+        return Column(translate(codes, new), tuple(levels))
 
 
 def _factorize(values: Any, name: str) -> tuple[NDArray[np.integer], Any]:
@@ -236,7 +212,7 @@ def as_floats(values: Any, name: str, before: int = 0) -> NDArray[np.float64]:
 
 
 def classes_of(
-    label: Coded, prediction: Coded | None, given: Sequence[Any] | None, names: tuple[str, str]
+    label: Column, prediction: Column | None, given: Sequence[Any] | None, names: tuple[str, str]
 ) -> tuple[Any, ...]:
     """The classes of the task: those given; else 0 and 1 if nothing else occurs; else the levels of the label."""
     label_name, prediction_name = names
@@ -287,7 +263,7 @@ def find_class(positive: Any, classes: tuple[Any, ...]) -> Any:
     )
 
 
-def _check_kinds(label: Coded, prediction: Coded | None, label_name: str, prediction_name: str) -> None:
+def _check_kinds(label: Column, prediction: Column | None, label_name: str, prediction_name: str) -> None:
     columns = [(label_name, label), *([(prediction_name, prediction)] if prediction else [])]
     for name, column in columns:
         if fractions := [v for v in column.levels if isinstance(v, float)]:
@@ -304,7 +280,7 @@ def _check_kinds(label: Coded, prediction: Coded | None, label_name: str, predic
         )
 
 
-def recode(column: Coded, classes: tuple[Any, ...]) -> NDArray[np.integer]:
+def recode(column: Column, classes: tuple[Any, ...]) -> NDArray[np.integer]:
     """The codes of a column of shape [n], in terms of the classes; a level that is not among them counts as the first.
 
     Such levels are there only where a positive class stands against the rest: then the first is "not <positive>".

@@ -7,11 +7,10 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -44,10 +43,6 @@ _NO_NUMBER = ("", "nan", "NaN", "NAN", "NA", "N/A", "n/a", "#N/A", "None", "null
 _NO_NUMBER_BYTES = frozenset(word.encode() for word in _NO_NUMBER)
 
 
-# The columns of some rows by their numbers: a data frame, or a mapping.
-_Columns = Any
-
-
 class NotPlain(Exception):
     """A file is not as plain as it began: it has to be read anew, with care."""
 
@@ -58,12 +53,11 @@ class Source:
 
     name: str  # what messages call it
     columns: Sequence[str]  # the names of its columns
-    # For a layout, its columns, some rows at a time; those named in the second argument are not to be parsed as numbers
-    chunks: Callable[[Layout, Collection[str]], Iterator[Chunk]]
+    # For a layout, its columns, some rows at a time. Those named in the second argument are not to be parsed as
+    # numbers; the third is True after `NotPlain` was raised.
+    chunks: Callable[[Layout, Collection[str], bool], Iterator[Chunk]]
     text_only: bool = False  # whether the format cannot tell numbers from text
     provenance: Callable[[], Mapping[str, Any]] = dict  # makes the entries that say where the rows came from
-    # `chunks` for a file with which these raise `NotPlain`
-    with_care: Callable[[Layout, Collection[str]], Iterator[Chunk]] | None = None
 
 
 class _Lines(io.RawIOBase):
@@ -123,139 +117,117 @@ def as_utf8(name: str, encoding: str) -> str:
     )
 
 
-class _Header(NamedTuple):
-    """What the beginning of a file shows: its columns, their separator, and a few rows."""
-
-    separator: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    decimal: str = "."  # the sign within numbers
-
-
 def csv_source(file: Path, name: str, separator: str | None = None, decimal: str = ".") -> Source:
     """CSV and TSV: a header, then rows. Unless it is given, the header tells whether , ; tab or | separates."""
     head = check_text(file, name)
-    header = _read_header(file, name, head, separator)._replace(decimal=decimal)
-    # Neither packed nor with a quotation mark, so that every line end ends a row: as far as the beginning shows.
-    plain = file.suffix.lower() not in PACKED and b'"' not in head and b"\n" in head
-
-    def chunks(layout: Layout, as_text: Collection[str], plain: bool) -> Iterator[Chunk]:
-        place = {wanted: header.columns.index(wanted) for wanted in layout.columns}
-        options = partial(_options, header, layout, place, as_text)
-        found = _parallel(file, name, header, layout, place, options) if plain else _serial(file, name, options())
-        for columns in found:
-            yield {wanted: columns[j] for wanted, j in place.items()}
-
-    return Source(
-        name,
-        header.columns,
-        partial(chunks, plain=plain),
-        text_only=True,
-        with_care=partial(chunks, plain=False),
-    )
-
-
-def _read_header(file: Path, name: str, head: bytes, separator: str | None) -> _Header:
     first_line = head.lstrip().partition(b"\n")[0]
-    sign = separator or max(",;\t|", key=lambda sign: first_line.count(sign.encode()))
+    separator = separator or max(",;\t|", key=lambda sign: first_line.count(sign.encode()))
     with io.TextIOWrapper(open_binary(file, name), encoding="utf-8-sig", newline="") as text:
-        lines = list(islice((row for row in csv.reader(text, delimiter=sign) if row), 100))
+        lines = list(islice((row for row in csv.reader(text, delimiter=separator) if row), 100))
     if len(lines) < 2:
         raise InputError(f"{name} has a header but no rows; at least one row is expected")
     columns = number_repeated([cell.strip() for cell in lines[0]])
     if len(lines[1]) > len(columns):
         raise InputError(f"{name}: {ragged(2, len(lines[1]), len(columns))}")
-    return _Header(sign, columns, lines[1:])
+    # Neither packed nor with a quotation mark, so that every line end ends a row: as far as the beginning shows.
+    plain = file.suffix.lower() not in PACKED and b'"' not in head and b"\n" in head
+    return Source(name, columns, _Csv(file, name, separator, columns, decimal, plain).chunks, text_only=True)
 
 
-def _options(header: _Header, layout: Layout, place: dict[str, int], as_text: Collection[str]) -> dict[str, Any]:
-    """How pandas is to read the columns, which go by their numbers."""
-    numbers, ids, classes = ({place[n] for n in names} for names in (layout.numbers, layout.ids, layout.classes))
-    dtypes: dict[int, Any] = dict.fromkeys(classes, object)  # text: categories would make one number of "01" and "1"
-    dtypes |= dict.fromkeys((place[column] for column in as_text), object)
-    missing: dict[int, Sequence[str]] = dict.fromkeys(numbers - classes, _NO_NUMBER)
-    missing |= dict.fromkeys(ids - classes, ("",))
-    return {
-        "sep": header.separator,
-        "names": range(len(header.columns)),
-        "dtype": dtypes,
-        "keep_default_na": False,
-        "na_values": missing,
-        "na_filter": bool(missing),
-        "encoding": "utf-8",
-        "decimal": header.decimal,
-    }
+@dataclass(frozen=True)
+class _Csv:
+    """A file of CSV, whose columns go by their numbers here."""
 
+    file: Path
+    name: str
+    separator: str
+    columns: Sequence[str]
+    decimal: str  # the sign within numbers
+    plain: bool
 
-def _serial(file: Path, name: str, options: dict[str, Any]) -> Iterator[_Columns]:
-    """All columns, since pandas minds lines that are too long only if it is not told to skip some."""
-    with open_binary(file, name) as handle, pd.read_csv(handle, header=0, chunksize=CHUNK // 4, **options) as reader:
-        yield from reader
+    def chunks(self, layout: Layout, as_text: Collection[str], careful: bool) -> Iterator[Chunk]:
+        place = {wanted: self.columns.index(wanted) for wanted in layout.columns}
+        numbers, ids, classes = ({place[n] for n in names} for names in (layout.numbers, layout.ids, layout.classes))
+        texts = classes | {place[column] for column in as_text}
+        missing: dict[int, Sequence[str]] = dict.fromkeys(numbers - classes, _NO_NUMBER)
+        missing |= dict.fromkeys(ids - classes, ("",))
+        options = {
+            "sep": self.separator,
+            "names": range(len(self.columns)),
+            "dtype": dict.fromkeys(texts, object),  # categories would make one number of "01" and "1"
+            "keep_default_na": False,
+            "na_values": missing,
+            "na_filter": bool(missing),
+            "encoding": "utf-8",
+            "decimal": self.decimal,
+        }
+        if careful or not self.plain:
+            found = self._serial(options)
+        else:
+            quick = not numbers & classes and not ids and self.decimal == "."
+            found = self._parallel(classes, numbers, ids, options, quick)
+        for columns in found:
+            yield {wanted: columns[j] for wanted, j in place.items()}
 
+    def _serial(self, options: Mapping[str, Any]) -> Iterator[Any]:
+        """All columns, since pandas minds lines that are too long only if it is not told to skip some."""
+        with (
+            open_binary(self.file, self.name) as handle,
+            pd.read_csv(handle, header=0, chunksize=CHUNK // 4, **options) as reader,
+        ):
+            yield from reader
 
-def _parallel(
-    file: Path, name: str, header: _Header, layout: Layout, place: dict[str, int], options: Callable[[], dict[str, Any]]
-) -> Iterator[_Columns]:
-    """Blocks of whole lines, parsed by several threads and given out in order."""
-    sign, width = header.separator.encode(), len(header.columns)
-    numbers, classes = ({place[n] for n in names} for names in (layout.numbers, layout.classes))
-    simple = set(place.values()) == numbers | classes and not numbers & classes and not layout.ids
-    simple &= header.decimal == "."
+    def _parallel(
+        self, classes: set[int], numbers: set[int], ids: set[int], options: Mapping[str, Any], quick: bool
+    ) -> Iterator[Any]:
+        """Blocks of whole lines, parsed by several threads and given out in order; by numpy where that is quick."""
+        sign, width, wanted = self.separator.encode(), len(self.columns), sorted(classes | numbers | ids)
 
-    def parse(block: _Block) -> _Columns:
-        if b'"' in block.text:
-            raise NotPlain
-        if simple and (found := split_lines(block.text, sign, width, classes, numbers, _NO_NUMBER_BYTES)):
-            return found
-        # Told which columns to read, pandas no longer minds lines that are too long; so count, line by line: what one
-        # has too many, another may have too few.
-        signs = np.frombuffer(block.text, dtype=np.uint8)
-        ends = np.flatnonzero(signs == ord("\n"))
-        if np.any(np.diff(np.cumsum(signs == sign[0], dtype=np.int64)[ends], prepend=0) != width - 1):
-            _refuse_uneven(file, name, block, sign, width)  # unless those are blank
-        text = io.BytesIO(block.text)
-        return pd.read_csv(text, header=None, usecols=sorted(place.values()), low_memory=False, **options())
+        def parse(block: bytes, offset: int) -> Any:
+            if b'"' in block:
+                raise NotPlain
+            if quick and (found := split_lines(block, sign, width, classes, numbers, _NO_NUMBER_BYTES)):
+                return found
+            # Told which columns to read, pandas no longer minds lines that are too long; so count, line by line: what
+            # one has too many, another may have too few.
+            signs = np.frombuffer(block, dtype=np.uint8)
+            ends = np.flatnonzero(signs == ord("\n"))
+            if np.any(np.diff(np.cumsum(signs == sign[0], dtype=np.int64)[ends], prepend=0) != width - 1):
+                self._refuse_uneven(block, offset)  # unless those are blank
+            return pd.read_csv(io.BytesIO(block), header=None, usecols=wanted, low_memory=False, **options)
 
-    keep_freed_memory()
-    threads = min(MAX_THREADS, os.cpu_count() or 1)
-    with ThreadPoolExecutor(threads) as pool:
-        waiting: deque[Future[_Columns]] = deque()
-        for block in _blocks(file, name):
-            waiting.append(pool.submit(parse, block))
-            # No more blocks in memory than keep the threads busy.
-            if len(waiting) > threads:
+        keep_freed_memory()
+        threads = min(MAX_THREADS, os.cpu_count() or 1)
+        with ThreadPoolExecutor(threads) as pool:
+            waiting: deque[Future[Any]] = deque()
+            for block, offset in self._blocks():
+                waiting.append(pool.submit(parse, block, offset))
+                # No more blocks in memory than keep the threads busy.
+                if len(waiting) > threads:
+                    yield waiting.popleft().result()
+            while waiting:
                 yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
 
+    def _blocks(self) -> Iterator[tuple[bytes, int]]:
+        """Whole lines after the header, and where in the file they begin."""
+        with open_binary(self.file, self.name) as handle:
+            offset, line = 0, b""
+            while not line.strip():
+                line = handle.readline()
+                offset += len(line)
+            while text := handle.read(BLOCK) + handle.readline():
+                if not text.isspace():
+                    yield text if text.endswith(b"\n") else text + b"\n", offset
+                offset += len(text)
 
-class _Block(NamedTuple):
-    """Whole lines of a file, and where in the file they begin."""
-
-    text: bytes
-    offset: int
-
-
-def _blocks(file: Path, name: str) -> Iterator[_Block]:
-    """The lines after the header."""
-    with open_binary(file, name) as handle:
-        offset, line = 0, b""
-        while not line.strip():
-            line = handle.readline()
-            offset += len(line)
-        while text := handle.read(BLOCK) + handle.readline():
-            if not text.isspace():
-                yield _Block(text if text.endswith(b"\n") else text + b"\n", offset)
-            offset += len(text)
-
-
-def _refuse_uneven(file: Path, name: str, block: _Block, sign: bytes, width: int) -> None:
-    """Name the first line of a block that is neither blank nor has `width` fields, if there is one."""
-    for number, line in enumerate(block.text.split(b"\n"), start=1):
-        if line.count(sign) != width - 1 and line.strip():
-            with file.open("rb") as handle:
-                before = handle.read(block.offset).count(b"\n")
-            raise InputError(f"{name}: {ragged(before + number, line.count(sign) + 1, width)}")
+    def _refuse_uneven(self, block: bytes, offset: int) -> None:
+        """Name the first line of a block that is neither blank nor has as many fields as the header, if any."""
+        sign, width = self.separator.encode(), len(self.columns)
+        for number, line in enumerate(block.split(b"\n"), start=1):
+            if line.count(sign) != width - 1 and line.strip():
+                with self.file.open("rb") as handle:
+                    before = handle.read(offset).count(b"\n")
+                raise InputError(f"{self.name}: {ragged(before + number, line.count(sign) + 1, width)}")
 
 
 def ragged(line: int, found: int, expected: int) -> str:

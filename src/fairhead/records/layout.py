@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import Any
 
 from fairhead.errors import InputError, did_you_mean
 from fairhead.records.where import Where
@@ -27,6 +28,7 @@ class Layout:
     def of(
         cls,
         columns: Sequence[str],
+        table: str,
         label: str,
         prediction: str | None,
         score: str | Sequence[str] | None,
@@ -36,37 +38,27 @@ class Layout:
         weight: str | None,
         where: str | None,
         bins: Mapping[str, Sequence[float]] | None,
-        target: str | None = None,
+        target: str | None,
     ) -> "Layout":
-        """What a user says, about a table with these columns; where they say nothing, `Records.save` wrote it."""
+        """What a user says about a table with these columns; where they say nothing, `Records.save` wrote it."""
         scores = (score,) if isinstance(score, str) else tuple(score or ())
-        groups = (groups,) if isinstance(groups, str) else tuple(groups)
+        groups = (groups,) if isinstance(groups, str) else tuple(dict.fromkeys(groups))
         if target is not None:
             if prediction is None or scores:
                 raise InputError(f"the target {target!r} needs a column of predicted numbers, and no score")
-            found = cls(None, None, (target, prediction), tuple(dict.fromkeys(groups)), id, cluster, weight)
+            found = cls(None, None, (target, prediction), groups, id, cluster, weight)
         elif prediction is None and not scores and not groups:
-            saved = cls.saved(columns)
-            found = replace(saved, label=label, groups=tuple(name for name in saved.groups if name != label))
+            scores = tuple(name for name in columns if name == "score" or name.startswith("score:"))
+            roles = {role: role for role in ("prediction", "id", "cluster", "weight") if role in columns}
+            others = (name for name in columns if name not in {label, "label", *roles, *scores})
+            found = cls(label, score=scores, groups=tuple(others), **roles)
         else:
-            found = cls(label, prediction, scores, tuple(dict.fromkeys(groups)), id, cluster, weight)
+            found = cls(label, prediction, scores, groups, id, cluster, weight)
         edges = {name: _edges(name, given, found.groups) for name, given in (bins or {}).items()}
-        return replace(found, where=None if where is None else Where.parse(where), bins=edges)
-
-    @classmethod
-    def saved(cls, columns: Sequence[str]) -> "Layout":
-        """The layout that `Records.save` writes: fixed names for all but the groups, which are the other columns."""
-        scores = tuple(name for name in columns if name == "score" or name.startswith("score:"))
-        fixed = {"label", "prediction", "id", "cluster", "weight"}
-        return cls(
-            label="label",
-            prediction="prediction" if "prediction" in columns else None,
-            score=scores,
-            groups=tuple(name for name in columns if name not in fixed and name not in scores),
-            id="id" if "id" in columns else None,
-            cluster="cluster" if "cluster" in columns else None,
-            weight="weight" if "weight" in columns else None,
-        )
+        found = replace(found, where=None if where is None else Where.parse(where), bins=edges)
+        for name in (*found.columns, *(found.where.columns if found.where else ())):
+            find_column(name, columns, table)
+        return found
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -91,12 +83,19 @@ class Layout:
         asked = () if self.where is None else self.where.columns
         return parts + tuple(name for name in asked if name not in (*parts, *self.numbers, *self.ids))
 
-    def check(self, columns: Sequence[str], where: str) -> None:
-        """Refuse a column that is not there (naming the nearest one) or that stands twice in the header."""
-        for name in self.columns:
-            find_column(name, columns, where)
-        for name in () if self.where is None else self.where.columns:
-            find_column(name, columns, where)
+    @property
+    def used(self) -> dict[str, Any]:
+        """The names of columns by their part, for provenance."""
+        parts = {
+            "label": self.label,
+            "prediction": self.prediction,
+            "score" if self.label else "target and prediction": list(self.score),
+            "groups": list(self.groups),
+            "id": self.id,
+            "cluster": self.cluster,
+            "weight": self.weight,
+        }
+        return {part: name for part, name in parts.items() if name}
 
 
 def _edges(name: str, given: Sequence[float], groups: Sequence[str]) -> tuple[float, ...]:

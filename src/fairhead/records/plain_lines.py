@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from fairhead.records.columns import Factored
+from fairhead.records import Column
 
 Bytes = NDArray[np.uint8]
 Words = NDArray[np.uint64]
@@ -49,7 +49,7 @@ def split_lines(
     classes: Collection[int],  # columns to read as classes
     numbers: Collection[int],  # columns to read as numbers
     missing: frozenset[bytes],  # what stands for a missing number
-) -> dict[int, Factored | NDArray[np.float64]] | None:
+) -> dict[int, Column | NDArray[np.float64]] | None:
     r"""The columns of whole lines, by number; None where pandas has to read them."""
     if width < 2 or b"\0" in lines:
         return None
@@ -74,7 +74,7 @@ def split_lines(
         length = ends[:, column] - start
         return Fields(start, length - 1 if n_returns and column == width - 1 else length)
 
-    found: dict[int, Factored | NDArray[np.float64]] = {}
+    found: dict[int, Column | NDArray[np.float64]] = {}
     for column in (*classes, *numbers):
         read = _classes(text, fields(column)) if column in classes else _numbers(text, fields(column), missing)
         if read is None:
@@ -88,7 +88,7 @@ def _words(text: Bytes, at: Places) -> Words:
     return np.ndarray(len(text) - _WORD + 1, dtype="<u8", buffer=text, strides=(1,))[at]
 
 
-def _classes(text: Bytes, fields: Fields) -> Factored | None:
+def _classes(text: Bytes, fields: Fields) -> Column | None:
     start, length = fields
     shortest, longest = int(length.min()), int(length.max())
     if shortest == longest == 1:
@@ -108,18 +108,18 @@ def _classes(text: Bytes, fields: Fields) -> Factored | None:
         if not all((word == word[first][codes]).all() for word in words):
             return None  # two names have the same key
         names = [text[s : s + n].tobytes() for s, n in zip(start[first], length[first], strict=True)]
-    return Factored(codes.astype(np.int32), [name.decode("utf-8") for name in names])
+    return Column(codes.astype(np.int32), tuple(name.decode("utf-8") for name in names))
 
 
-def _single_bytes(byte: Bytes) -> Factored:
+def _single_bytes(byte: Bytes) -> Column:
     low, high = int(byte.min()), int(byte.max())
     above = byte != low
     if np.array_equal(above, byte == high) or low == high:  # 0 and 1, most often
-        return Factored(above.view(np.int8), [chr(low), chr(high)] if low < high else [chr(low)])
+        return Column(above.view(np.int8), (chr(low), chr(high)) if low < high else (chr(low),))
     seen = np.flatnonzero(np.bincount(byte, minlength=256))
     code = np.zeros(256, dtype=np.int16)
     code[seen] = np.arange(len(seen))
-    return Factored(code.take(byte), [chr(b) for b in seen])
+    return Column(code.take(byte), tuple(map(chr, seen)))
 
 
 def _numbers(text: Bytes, fields: Fields, missing: frozenset[bytes]) -> NDArray[np.float64] | None:

@@ -20,24 +20,19 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from fairhead.errors import InputError
 from fairhead.records import Records
-from fairhead.records.build import Parts
-from fairhead.records.columns import Coded, Encoder, as_floats
 from fairhead.records.csv_files import (
     BLOCK,
     CHUNK,
     PACKED,
     Chunk,
-    NotPlain,
     Source,
     as_utf8,
     check_text,
@@ -45,7 +40,7 @@ from fairhead.records.csv_files import (
     open_binary,
     ragged,
 )
-from fairhead.records.layout import Layout, bin_names
+from fairhead.records.layout import Layout, number_repeated
 from fairhead.store import refuse_pipe, whole_file
 
 FORMATS = {".csv": "csv", ".tsv": "tsv", ".tab": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
@@ -54,108 +49,28 @@ STDIN = "standard input"
 NO_PYARROW = 'Parquet needs pyarrow, which is not installed; pip install "fairhead[parquet]"'
 
 
-def collect(source: Source, layout: Layout, as_text: Collection[str] = ()) -> Parts:
-    """Read all chunks of a source into the parts of records."""
-    # Of the columns that only a condition names, any may be a measurement.
-    encoders = {name: Encoder(f"column {name!r}", max_levels=None) for name in layout.classes}
-    encoders |= {name: Encoder(f"column {name!r}") for name in layout.groups if name not in layout.bins}
-    if layout.label is not None:
-        encoders[layout.label] = Encoder(f"label {layout.label!r}")
-    if layout.prediction is not None:
-        encoders[layout.prediction] = Encoder(f"prediction {layout.prediction!r}")
-    numbers: dict[str, list[NDArray[np.float64]]] = {name: [] for name in layout.numbers}
-    ids: dict[str, list[NDArray[Any]]] = {name: [] for name in layout.ids}
-    with warnings.catch_warnings():
-        # A column of ids that is part number, part text: dealt with below.
-        warnings.simplefilter("ignore", pd.errors.DtypeWarning)
-        rows = 0
-        try:
-            for chunk in source.chunks(layout, as_text):
-                for name, encoder in encoders.items():
-                    encoder.add(chunk[name])
-                for name, values in numbers.items():
-                    values.append(as_floats(chunk[name], f"column {name!r}", before=rows))
-                for name, values in ids.items():
-                    values.append(np.asarray(chunk[name]))
-                rows += len(chunk[layout.columns[0]])
-        except NotPlain:
-            assert source.with_care is not None
-            return collect(replace(source, chunks=source.with_care), layout, as_text)
-    if source.text_only:
-        # A column that looked like numbers at first and is text after all: "007" must not have become 7 on the way.
-        mixed = {name for name, chunks in ids.items() if not {values.dtype.kind for values in chunks} <= {"i", "u"}}
-        mixed |= {name for name, encoder in encoders.items() if encoder.is_mixed()}
-        if not mixed <= set(as_text):
-            return collect(source, layout, mixed | set(as_text))
-    coded = {name: encoder.finish(source.text_only) for name, encoder in encoders.items()}
-    found = {name: _joined(values, float) for name, values in numbers.items()}
-    keys = {name: _joined(values, object) for name, values in ids.items()}
-    coded |= {name: _in_bins(found[name], edges) for name, edges in layout.bins.items()}
-    named = () if layout.where is None else layout.where.columns
-    asked = {n: coded[n] if n in encoders else _coded((found | keys)[n], n) for n in named}
-    return Parts(
-        label=None if layout.label is None else coded[layout.label],
-        prediction=None if layout.prediction is None else coded[layout.prediction],
-        scores=_side_by_side([found[name] for name in layout.score]) if layout.score else None,
-        groups={name: coded[name] for name in layout.groups},
-        id=None if layout.id is None else keys[layout.id],
-        cluster=None if layout.cluster is None else _coded(keys[layout.cluster], layout.cluster),
-        weight=None if layout.weight is None else found[layout.weight],
-        kept=None if layout.where is None else layout.where.rows(asked),
-    )
-
-
-def values_of(source: Source, names: Sequence[str]) -> dict[str, list[Any]]:
+def values_of(source: Source, names: Sequence[str]) -> dict[str, Sequence[Any]]:
     """The values of some columns as they are: all of them text, where the format cannot tell numbers from it."""
     found: dict[str, list[Any]] = {name: [] for name in names}
-    layout = Layout(names[0], groups=tuple(names[1:]))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", pd.errors.DtypeWarning)  # of the other columns
-        for chunk in (source.with_care or source.chunks)(layout, names):
-            for name, values in found.items():
-                values.extend(chunk[name])
-    return found
-
-
-def _joined(chunks: list[NDArray[Any]], empty: type) -> NDArray[Any]:
-    if {chunk.dtype.kind for chunk in chunks} == {"i", "u"}:
-        # numpy would make floats of these, which cannot tell large integers apart.
-        chunks = [chunk.astype(object) for chunk in chunks]
-    return np.concatenate(chunks) if chunks else np.zeros(0, dtype=empty)
-
-
-def _side_by_side(columns: list[NDArray[np.float64]]) -> NDArray[np.float64]:
-    """Columns of shape [n] as [n, k]; one of them is not copied."""
-    return columns[0][:, None] if len(columns) == 1 else np.column_stack(columns)
-
-
-def _in_bins(values: NDArray[np.float64], edges: Sequence[float]) -> Coded:
-    """Numbers of shape [n] as the groups between edges; groups without a row are left out."""
-    codes = np.where(np.isnan(values), -1, np.searchsorted(edges, values, side="right"))
-    used = np.unique(codes[codes >= 0])
-    names = bin_names(edges)
-    return Coded(np.where(codes < 0, -1, np.searchsorted(used, codes)), tuple(names[k] for k in used))
-
-
-def _coded(values: NDArray[Any], name: str) -> Coded:
-    """Clusters may be as many as rows, so integers take a way without Python objects."""
-    if values.dtype.kind in "iu":
-        levels, codes = np.unique(values, return_inverse=True)
-        return Coded(codes.astype(np.int32), tuple(levels.tolist()))
-    encoder = Encoder(f"cluster {name!r}", max_levels=None)
-    encoder.add(values)
-    return encoder.finish()
+        for chunk in source.chunks(Layout(names[0], groups=tuple(names[1:])), names, True):
+            for name, parts in found.items():
+                parts.append(chunk[name].tolist() if hasattr(chunk[name], "tolist") else chunk[name])
+    return {name: parts[0] if len(parts) == 1 else list(chain(*parts)) for name, parts in found.items()}
 
 
 @contextmanager
-def open_source(
-    path: str | os.PathLike[str], encoding: str | None = None, decimal: str | None = None
-) -> Iterator[Source]:
-    """Open a file by its suffix, or CSV on standard input for "-"; what is wrong with it becomes an `InputError`.
+def open_source(table: Any, encoding: str | None = None, decimal: str | None = None) -> Iterator[Source]:
+    """Open a data frame, a file by its suffix, or CSV on standard input for "-".
 
-    Text of another encoding than UTF-8, and a decimal sign other than the point, are read where they are named.
+    What is wrong with a file becomes an `InputError`. Text of another encoding than UTF-8, and a decimal sign other
+    than the point, are read where they are named.
     """
-    with _on_disk(path) as (file, name), _file_errors(name), ThreadPoolExecutor(1) as pool, ExitStack() as scratch:
+    if not isinstance(table, str | os.PathLike):
+        yield _frame(table)
+        return
+    with _on_disk(table) as (file, name), _file_errors(name), ThreadPoolExecutor(1) as pool, ExitStack() as scratch:
         if stat.S_ISDIR(file.stat().st_mode):
             raise IsADirectoryError
         kind = file_format(name)
@@ -280,7 +195,7 @@ def _jsonl(file: Path, name: str) -> Source:
                     raise InputError(f"{name}: line {number:,} is not a JSON object; {{...}} is expected")
                 yield found
 
-    def chunks(layout: Layout, as_text: Collection[str]) -> Iterator[Chunk]:
+    def chunks(layout: Layout, as_text: Collection[str], careful: bool) -> Iterator[Chunk]:
         rows = objects()
         while block := list(islice(rows, CHUNK // 4)):
             yield {column: [row.get(column) for row in block] for column in layout.columns}
@@ -303,7 +218,7 @@ def _parquet(file: Path, name: str) -> Source:
     except pa.ArrowException as error:
         raise InputError(f"{name} is not a Parquet file: {str(error).partition('.')[0]}") from None
 
-    def chunks(layout: Layout, as_text: Collection[str]) -> Iterator[Chunk]:
+    def chunks(layout: Layout, as_text: Collection[str], careful: bool) -> Iterator[Chunk]:
         try:
             with pq.ParquetFile(file) as opened:
                 for batch in opened.iter_batches(batch_size=CHUNK, columns=list(layout.columns)):
@@ -323,6 +238,44 @@ _READERS: Mapping[str, Callable[..., Source]] = {
     "jsonl": _jsonl,
     "parquet": _parquet,
 }
+
+
+def _frame(data: Any) -> Source:
+    """Columns of a frame, read without importing the library that made it."""
+    kind = f"{type(data).__module__.partition('.')[0]}.{type(data).__name__}"
+    if kind == "polars.LazyFrame":
+        return _frame(data.collect())
+    column: Callable[[str], Any]  # from a name to its values, as `Encoder.add` and `as_floats` take them
+    if kind == "pandas.DataFrame":
+        called, names = "the data frame", number_repeated([str(name) for name in data.columns])
+        column = lambda name: data.iloc[:, names.index(name)]  # noqa: E731
+    elif kind == "polars.DataFrame":
+        called, names, column = "the polars frame", list(data.columns), lambda name: _polars(data.get_column(name))
+    elif kind in ("pyarrow.Table", "pyarrow.RecordBatch"):
+        called, names, exact = "the Arrow table", number_repeated(data.schema.names), {"integer_object_nulls": True}
+        column = lambda name: data.column(names.index(name)).to_pandas(**exact)  # noqa: E731
+    elif kind == "datasets.Dataset":
+        called, names, column = "the data set", list(data.column_names), lambda name: _of_dataset(data, name)
+    elif isinstance(data, Mapping) and not hasattr(data, "column_names"):
+        by_name = {str(name): values for name, values in data.items()}
+        called, names, column = "the columns", list(by_name), by_name.__getitem__
+    else:
+        raise InputError(
+            f"{type(data).__name__} is no table that can be read; a path, a data frame of pandas or polars, an Arrow "
+            "table, a datasets.Dataset or arrays by column name are expected"
+        )
+    return Source(called, names, lambda layout, *_: iter([{name: column(name) for name in layout.columns}]))
+
+
+def _polars(series: Any) -> Any:
+    """A column of polars; what may hold nulls stays a list, in which whole numbers stay whole."""
+    return series.to_numpy() if series.dtype.is_numeric() and not series.null_count() else series.to_list()
+
+
+def _of_dataset(data: Any, name: str) -> Any:
+    """A column of `datasets`, decoded when asked for; numbers that it has names for are the names."""
+    values, names = data[name], getattr((data.features or {}).get(name), "names", None)
+    return values if names is None else [names[v] if v is not None and v >= 0 else None for v in values]
 
 
 def write(records: Records | pd.DataFrame, path: str | os.PathLike[str]) -> None:

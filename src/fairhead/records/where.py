@@ -15,14 +15,14 @@ import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fairhead.errors import InputError
-from fairhead.records import composed
-from fairhead.records.columns import Coded, as_boolean, as_number
+from fairhead.records import Column, composed
+from fairhead.records.columns import as_boolean, as_number
 
 _TOKEN = re.compile(
     r"""\s*(?:(?P<column>\[[^\]]+\])|(?P<text>'[^']*'|"[^"]*")|(?P<sign><=|>=|==|!=|<>|[<>=(),])|(?P<word>[^\s()<>=!,'"\[\]]+))"""
@@ -41,14 +41,10 @@ _DEEPEST = 50  # parentheses and nots within each other
 _HOW = "a condition looks like this: age between 18 and 65 and race in (White, Black)"
 
 
-class Answer(NamedTuple):
-    """Of n rows, which meet a condition and which do not, each of shape [n]; neither where a value is missing."""
-
-    yes: NDArray[np.bool_]
-    no: NDArray[np.bool_]
-
-
-Columns = Mapping[str, Coded]
+# Of n rows, 1 where a condition is met, −1 where it is not, and 0 where a value is missing: "or" is the maximum, "and"
+# the minimum, and "not" the negative.
+Answer = NDArray[np.int8]
+Columns = Mapping[str, Column]
 Condition = Callable[[Columns], Answer]
 
 
@@ -56,44 +52,31 @@ Condition = Callable[[Columns], Answer]
 class Where:
     """A condition on rows.
 
-    Attributes:
-        text: as it was written.
-        columns: the columns that it names.
-        condition: the answer for rows.
-
     Example:
         >>> where = Where.parse("days between -30 and 30 and not charge = O")
         >>> where.columns
         ('days', 'charge')
-        >>> days, charge = Coded(np.array([0, 1, -1]), (12, 31)), Coded(np.array([0, 0, 0]), ("F",))
+        >>> days, charge = Column(np.array([0, 1, -1]), (12, 31)), Column(np.array([0, 0, 0]), ("F",))
         >>> where.rows({"days": days, "charge": charge}).tolist()
         [True, False, False]
     """
 
-    text: str
-    columns: tuple[str, ...]
+    text: str  # as it was written
+    columns: tuple[str, ...]  # those that it names
     condition: Condition
 
     @classmethod
     def parse(cls, text: str) -> "Where":
-        """Read a condition.
-
-        Raises:
-            InputError: it is not one; the message shows where.
-        """
+        """Read a condition; the error shows where it cannot be read."""
         parser = _Parser(text)
         condition = parser.either()
-        if parser.peek() is not None:
+        if parser.next is not None:
             parser.refuse("and, or, or the end")
         return cls(text, tuple(dict.fromkeys(parser.columns)), condition)
 
     def rows(self, columns: Columns) -> NDArray[np.bool_]:
-        """Which rows to keep, shape [n].
-
-        Raises:
-            InputError: a column cannot be compared in this way.
-        """
-        return self.condition(columns).yes
+        """Which rows to keep, shape [n]; a column that cannot be compared in this way is refused."""
+        return self.condition(columns) > 0
 
 
 class _Token(NamedTuple):
@@ -107,7 +90,7 @@ class _Parser:
 
     def __init__(self, text: str) -> None:
         self.text, self.columns = text, list[str]()
-        self._tokens, self._next, self._depth = list[_Token](), 0, 0
+        self._tokens, self._depth = list[_Token](), 0
         place = 0
         while text[place:].strip():
             found = _TOKEN.match(text, place)
@@ -117,50 +100,57 @@ class _Parser:
             bare = word[1:-1] if kind in ("column", "text") else word
             self._tokens.append(_Token(kind, bare, found.start(kind)))
             place = found.end()
+        self._tokens.reverse()  # the next one is the last
 
-    def peek(self) -> _Token | None:
+    @property
+    def next(self) -> _Token | None:
         """The next token, if there is one."""
-        return self._tokens[self._next] if self._next < len(self._tokens) else None
+        return self._tokens[-1] if self._tokens else None
 
-    def refuse(self, expected: str) -> None:
+    def refuse(self, expected: str) -> NoReturn:
         """Say what was found where something else was expected."""
-        token = self.peek()
-        found = "it ends there" if token is None else f"found {self.text[token.place :]!r}"
+        found = "it ends there" if self.next is None else f"found {self.text[self.next.place :]!r}"
         raise InputError(f"--where {self.text!r}: expected {expected}, {found}; {_HOW}")
 
     def _take(self, *words: str) -> str | None:
         """The next token if it is one of these words or signs, in any case."""
-        token = self.peek()
+        token = self.next
         if token is None or token.kind not in ("word", "sign") or token.text.lower() not in words:
             return None
-        self._next += 1
-        return token.text.lower()
+        return self._tokens.pop().text.lower()
 
     def _need(self, word: str) -> None:
         if self._take(word) is None:
             self.refuse(repr(word))
+
+    def _name(self, kind: str, expected: str) -> str:
+        """The next token, a word or of this kind."""
+        if self.next is None or self.next.kind not in (kind, "word"):
+            self.refuse(expected)
+        return self._tokens.pop().text
+
+    def _value(self) -> str:
+        return self._name("text", "a value")
 
     def either(self) -> Condition:
         """Conditions joined by or."""
         parts = [self._all()]
         while self._take("or"):
             parts.append(self._all())
-        return parts[0] if len(parts) == 1 else lambda columns: _any([part(columns) for part in parts])
+        return lambda columns: np.maximum.reduce([part(columns) for part in parts])
 
     def _all(self) -> Condition:
         parts = [self._one()]
         while self._take("and"):
             parts.append(self._one())
-        # All of them hold where it is not so that one of them does not.
-        return parts[0] if len(parts) == 1 else lambda columns: _not(_any([_not(part(columns)) for part in parts]))
+        return lambda columns: np.minimum.reduce([part(columns) for part in parts])
 
     def _one(self) -> Condition:
         self._depth += 1
         if self._depth > _DEEPEST:
             raise InputError(f"--where has more than {_DEEPEST} conditions within each other; write a simpler one")
         if self._take("not"):
-            inner = self._one()
-            found: Condition = lambda columns: _not(inner(columns))  # noqa: E731
+            found = _negated(self._one())
         elif self._take("("):
             found = self.either()
             self._need(")")
@@ -170,17 +160,12 @@ class _Parser:
         return found
 
     def _comparison(self) -> Condition:
-        token = self.peek()
-        if token is None or token.kind not in ("column", "word"):
-            self.refuse("a column")
-        assert token is not None
-        self._next += 1
-        name = token.text
+        name = self._name("column", "a column")
         self.columns.append(name)
         if self._take("is"):
             wanted = self._take("not") is None
             self._need("missing")
-            return _is_missing(name, wanted)
+            return lambda columns: np.where((columns[name].codes < 0) == wanted, 1, -1).astype(np.int8)
         turned = self._take("not") is not None
         if self._take("between"):
             low = self._value()
@@ -193,37 +178,17 @@ class _Parser:
                 values.append(self._value())
             self._need(")")
             found = _compared(name, [("=", value) for value in values], any)
+        elif turned:
+            self.refuse("between or in")
+        elif sign := self._take(*_SIGNS):
+            found = _compared(name, [(sign, self._value())], all)
         else:
-            sign = None if turned else self._take(*_SIGNS)
-            if sign is None:
-                self.refuse("between or in" if turned else f"one of {' '.join(_SIGNS)} between in is")
-            found = _compared(name, [(str(sign), self._value())], all)
-        return (lambda columns: _not(found(columns))) if turned else found
-
-    def _value(self) -> str:
-        token = self.peek()
-        if token is None or token.kind not in ("text", "word"):
-            self.refuse("a value")
-        assert token is not None
-        self._next += 1
-        return token.text
+            self.refuse(f"one of {' '.join(_SIGNS)} between in is")
+        return _negated(found) if turned else found
 
 
-def _not(answer: Answer) -> Answer:
-    return Answer(answer.no, answer.yes)
-
-
-def _any(answers: Sequence[Answer]) -> Answer:
-    yes = np.logical_or.reduce([answer.yes for answer in answers])
-    return Answer(yes, np.logical_and.reduce([answer.no for answer in answers]))
-
-
-def _is_missing(name: str, wanted: bool) -> Condition:
-    def condition(columns: Columns) -> Answer:
-        missing = columns[name].is_missing()
-        return Answer(missing == wanted, missing != wanted)
-
-    return condition
+def _negated(condition: Condition) -> Condition:
+    return lambda columns: -condition(columns)
 
 
 def _compared(name: str, tests: Sequence[tuple[str, str]], join: Callable[[Any], bool]) -> Condition:
@@ -234,7 +199,7 @@ def _compared(name: str, tests: Sequence[tuple[str, str]], join: Callable[[Any],
         ready = [(_SIGNS[sign], *_alike(name, column.levels, sign, value)) for sign, value in tests]
         # Each distinct value is looked at once; code −1, missing, picks the last entry.
         holds = [join(sign(read(level), value) for sign, read, value in ready) for level in column.levels]
-        return Answer(np.array([*holds, False])[column.codes], np.array([*(not h for h in holds), False])[column.codes])
+        return np.array([*(1 if met else -1 for met in holds), 0], dtype=np.int8)[column.codes]
 
     return condition
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from fairhead import Records
 from fairhead.errors import InputError
-from fairhead.records import csv_files
-from fairhead.records.columns import Factored
+from fairhead.records import Column, csv_files
 from fairhead.records.plain_lines import split_lines
 
 MISSING = frozenset([b"", b"NA"])
@@ -29,7 +28,7 @@ numbers = st.one_of(
 
 
 def values(column):
-    return [column.values[code] for code in column.codes] if isinstance(column, Factored) else column.tolist()
+    return (column.values() if isinstance(column, Column) else column).tolist()
 
 
 @given(st.lists(st.tuples(names, numbers, names), min_size=1, max_size=30), st.sampled_from(["\n", "\r\n"]))
