@@ -49,7 +49,9 @@ class Layout:
             found = cls(None, None, (target, prediction), groups, id, cluster, weight)
         elif prediction is None and not scores and not groups:
             scores = tuple(name for name in columns if name == "score" or name.startswith("score:"))
-            roles = {role: role for role in ("prediction", "id", "cluster", "weight") if role in columns}
+            roles: dict[str, Any] = {
+                role: role for role in ("prediction", "id", "cluster", "weight") if role in columns
+            }
             others = (name for name in columns if name not in {label, "label", *roles, *scores})
             found = cls(label, score=scores, groups=tuple(others), **roles)
         else:
