@@ -26,7 +26,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as hf_logging
 
-from fairhead.data.questions import read_bbq
+from fairhead.data.sentences import read_bbq
 from fairhead.language import Request
 from fairhead.language.benchmarks import bbq, crows_pairs, stereoset
 from fairhead.language.benchmarks.crows_pairs import read_crows_pairs

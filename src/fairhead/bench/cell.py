@@ -29,7 +29,7 @@ from fairhead.bench.grid import COUNT_WHERE_SET, METRICS, PLAN_FIELDS, SELECTION
 from fairhead.bench.tasks import Task, auxiliary_models_of, named_models, read_task, recipe_of
 from fairhead.data import parse_spec
 from fairhead.data.files import content_of, files_below, stamp_of
-from fairhead.data.ready_features import PREFIX
+from fairhead.data.images import PREFIX
 from fairhead.errors import InputError
 from fairhead.mitigate import Trained, run
 from fairhead.mitigate.registry import method_named, names

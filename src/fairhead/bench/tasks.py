@@ -20,7 +20,7 @@ from fairhead.data import Dataset, Images, read_labelled
 from fairhead.data import Examples as Published
 from fairhead.data.datasets import row_digests
 from fairhead.data.files import files_below, stamp_of
-from fairhead.data.ready_features import ReadyFeatures
+from fairhead.data.images import ReadyFeatures
 from fairhead.errors import InputError, check_known
 from fairhead.mitigate.training_job import AuxiliaryModel
 from fairhead.models.fresh import Recipe, is_fresh, is_ready

@@ -7,7 +7,7 @@ stay in `Dataset.attributes` and meet the predictions again in `Dataset.records`
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, NamedTuple, TypeVar, overload
 
@@ -243,9 +243,6 @@ class Items(Sequence[T], Generic[T]):
     def __getitem__(self, index: int | slice) -> T | tuple[T, ...]:
         return self.items[index]
 
-    def __iter__(self) -> Iterator[T]:
-        return iter(self.items)
-
     @property
     def skipped_counts(self) -> dict[str, int]:
         """Reason -> how many were left out."""
@@ -316,12 +313,7 @@ def yes_no(name: str, values: Sequence[bool] | NDArray[np.bool_]) -> Column:
 
 
 def choose(kind: str, wanted: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
-    """Check names that a caller picked; the error lists what there is.
-
-    Example:
-        >>> choose("group", ["race"], ["age", "race"])
-        ('race',)
-    """
+    """Check names that a caller picked; the error lists what there is."""
     if isinstance(wanted, str):
         wanted = (wanted,)
     for name in wanted:
@@ -333,25 +325,14 @@ def choose(kind: str, wanted: Sequence[str], known: Sequence[str]) -> tuple[str,
 
 
 def digests_of(inputs: Any) -> list[str]:
-    """A digest of each picture (the bytes of its file) or text.
-
-    Example:
-        >>> digests_of(["a", "b", "a"])[0] == digests_of(["a"])[0]
-        True
-    """
+    """A digest of each picture (the bytes of its file) or text."""
     if isinstance(inputs, Images):
         return inputs.digests()
     return [_digest(one if isinstance(one, str) else "\0".join(one)) for one in inputs]
 
 
 def row_digests(examples: Examples) -> NDArray[np.str_]:
-    """A digest of each row, [n]: of its input, and of its id as well where the input stands in for features.
-
-    Example:
-        >>> rows = Examples(np.array(["1", "2", "3"]), ("a", "b", "a"), np.array([0, 1, 0]), ("no", "yes"))
-        >>> len({*row_digests(rows).tolist()})
-        2
-    """
+    """A digest of each row, [n]: of its input, and of its id as well where the input stands in for features."""
     found = digests_of(examples.inputs)
     alone = stand_ins(found)
     pairs = zip(examples.ids.tolist(), found, strict=True)

@@ -15,11 +15,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
+from io import StringIO
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fairhead.errors import InputError
 from fairhead.store import refuse_pipe
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 ON_ERROR = ("raise", "skip")
 # What taking an item apart raises where it is not as its authors promise.
@@ -207,9 +211,8 @@ class Source:
     def length(self, name: str) -> int:
         """How many bytes a file has; 0 where that is not known."""
         try:
-            return (
-                self._open_archive().getinfo(name).file_size if self.is_archive else (self.path / name).stat().st_size
-            )
+            archive = self._open_archive() if self.is_archive else None
+            return archive.getinfo(name).file_size if archive else (self.path / name).stat().st_size
         except (KeyError, OSError):
             return 0
 
@@ -334,36 +337,29 @@ def _content(path: str, _stamp: str) -> str:
 
 
 def base_name(name: str) -> str:
-    """The last part of a name; pathlib would take seconds over the 202 599 names of CelebA.
-
-    Example:
-        >>> base_name("UTKFace/1_0_0_2017.jpg")
-        '1_0_0_2017.jpg'
-    """
+    """The last part of a name; pathlib would take seconds over the 202 599 names of CelebA."""
     return name.rpartition("/")[2]
 
 
-def text_field(row: Mapping[str, Any], key: str) -> str:
-    """A field that must be text.
+def table_of(text: str, where: str, problem: str, **options: Any) -> "pd.DataFrame":
+    """What `pandas.read_csv` reads from a text; where it cannot, the `problem` with the file is named."""
+    import pandas as pd  # here: it takes longer to load than many a data set to read
 
-    Example:
-        >>> text_field({"id": 3}, "id")
-        Traceback (most recent call last):
-            ...
-        TypeError: 'id' should be text, found 3
-    """
+    try:
+        return pd.read_csv(StringIO(text), **options)
+    except (ValueError, pd.errors.ParserError) as error:
+        raise InputError(f"{where}: {problem}: {error}") from None
+
+
+def text_field(row: Mapping[str, Any], key: str) -> str:
+    """A field that must be text."""
     if not isinstance(row[key], str):
         raise TypeError(f"{key!r} should be text, found {row[key]!r}")
     return str(row[key])
 
 
 def texts_field(row: Mapping[str, Any], key: str) -> tuple[str, ...]:
-    """A field that must be a list of texts.
-
-    Example:
-        >>> texts_field({"words": ["a", "b"]}, "words")
-        ('a', 'b')
-    """
+    """A field that must be a list of texts."""
     if not isinstance(row[key], list) or not all(isinstance(text, str) for text in row[key]):
         raise TypeError(f"{key!r} should be a list of texts, found {row[key]!r}")
     return tuple(row[key])

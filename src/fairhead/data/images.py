@@ -1,4 +1,4 @@
-"""Images that are decoded when they are asked for, from a folder or straight out of a zip archive."""
+"""Images that are decoded when they are asked for, from a folder or a zip archive, and features that are ready."""
 
 import copy
 import hashlib
@@ -6,7 +6,10 @@ import io
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from dataclasses import dataclass
+from functools import lru_cache
+from glob import glob
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -14,7 +17,12 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from fairhead.data.files import Skips, Source, base_name, stamp_of
 from fairhead.errors import InputError
+from fairhead.store import read_arrays, reading
 
+if TYPE_CHECKING:
+    from fairhead.data.datasets import Examples
+
+PREFIX = "features:"  # of features that are ready
 Progress = Callable[[int, int], None]
 # Enough images per task to make the thread pool's own cost vanish, few enough for a smooth progress bar.
 _CHUNK = 128
@@ -54,10 +62,8 @@ class Images(Sequence[Image.Image]):
         """Where each picture is in a table by path, or else by file name, if no two share one; −1 where it is not."""
         if any(name in position for name in self._names):
             return [position.get(name, -1) for name in self._names]
-        by_file, files = (
-            {base_name(name): row for name, row in position.items()},
-            [*map(base_name, map(str, self._names))],
-        )
+        by_file = {base_name(name): row for name, row in position.items()}
+        files = [base_name(str(name)) for name in self._names]
         unique = by_file if len(by_file) == len(position) and len({*files}) == len({*self._names}) else {}
         return [unique.get(file, -1) for file in files]
 
@@ -76,9 +82,7 @@ class Images(Sequence[Image.Image]):
     def digests(self) -> list[str]:
         """A digest of each picture's file."""
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            return list(
-                pool.map(lambda name: hashlib.blake2b(self._bytes(name), digest_size=8).hexdigest(), self._names)
-            )
+            return [*pool.map(lambda name: hashlib.blake2b(self._bytes(name), digest_size=8).hexdigest(), self._names)]
 
     def _bytes(self, name: Any) -> bytes:
         return self._source.read(name)
@@ -237,3 +241,56 @@ def _upright_rgb(image: Image.Image) -> Image.Image:
         )
     # convert() would copy an image that is RGB already.
     return image if image.mode == "RGB" else image.convert("RGB")
+
+
+@dataclass(frozen=True)
+class ReadyFeatures:
+    """Vectors by name: `features` [n, D] and `names` [n], the paths of pictures within their folder or zip, or ids."""
+
+    where: str  # the files, as they were given
+    features: NDArray[np.float32]  # [n, D]
+    position: Mapping[str, int]  # the row of each name
+
+    @classmethod
+    def read(cls, where: str) -> "ReadyFeatures":
+        """Read one file, or all that a pattern (`clip_*.npz`) names."""
+        files = tuple(sorted(glob(where.removeprefix(PREFIX))))
+        if not files:
+            raise InputError(f"{where}: there is no such file of features (.npz with the arrays features and names)")
+        return cls(where, *_read(files, stamp_of(files)))
+
+    def of(self, part: "Examples") -> NDArray[np.float32]:
+        """The vectors of these rows, [m, D]: pictures by their paths, texts by their ids."""
+        rows = part.inputs.positions(self.position) if isinstance(part.inputs, Images) else [-1]
+        if min(rows, default=-1) < 0:
+            rows = [self.position.get(name, -1) for name in part.ids.tolist()]
+        lost = sum(row < 0 for row in rows)
+        if lost:
+            raise InputError(
+                f"{self.where}: {lost} of {len(rows)} rows have no features there; names are the paths of pictures as "
+                "their folder or zip has them, or the ids of rows"
+            )
+        return self.features[rows]
+
+
+@lru_cache(maxsize=4)
+def _read(files: tuple[str, ...], _stamp: str) -> tuple[NDArray[np.float32], dict[str, int]]:
+    features, names = [], []
+    for file in files:
+        found = read_arrays(file, "features", "names")
+        with reading(file, "has features that are no numbers"):
+            features.append(np.asarray(found["features"], dtype=np.float32))
+            names.append(np.asarray(found["names"]).astype(str))
+        if features[-1].ndim != 2 or len(features[-1]) != len(names[-1]):
+            raise InputError(
+                f"{file}: features has the shape {list(features[-1].shape)} and there are {len(names[-1])} names; "
+                "expected one row per name"
+            )
+    widths = {part.shape[1] for part in features}
+    if len(widths) > 1:
+        raise InputError(f"{files[0]} and others have features of several widths: {sorted(widths)}")
+    every = np.concatenate(names)
+    position = {name: row for row, name in enumerate(every.tolist())}
+    if len(position) < len(every):
+        raise InputError(f"{files[0]}: {len(every) - len(position)} names occur twice; each row needs its own")
+    return np.concatenate(features), position

@@ -34,7 +34,7 @@ _log = logging.getLogger("fairhead")
 
 
 class _How(NamedTuple):
-    """What the readers of pictures and texts are told beside the input."""
+    """What the readers of pictures and texts are told beside the input; `_columns` fills in the names of columns."""
 
     label: str | None
     groups: Sequence[str]
@@ -44,6 +44,11 @@ class _How(NamedTuple):
     fractions: Mapping[str, float]
     seed: int
     skips: Skips
+
+    @property
+    def needed(self) -> list[str]:
+        """The columns in which every row has a value."""
+        return [*filter(None, [self.label, self.split])]
 
 
 def read_images(
@@ -118,20 +123,19 @@ def _table_in(source: Source, name: str) -> Iterator[Table]:
 def _pictures(table: Table, input: str | None, how: _How, source: Source, root: str = "") -> Dataset:
     """The pictures of a table whose paths are relative to `root` in the source."""
     named = table.need("input", input, PATH)
-    columns, skips = _columns(table, named, how), how.skips
-    values = table.values(named)
+    how, values = _columns(table, named, how), table.values(named)
     if len(values) and not isinstance(values[0], str):
-        rows = np.flatnonzero(table.complete(columns.needed, skips))
+        rows = np.flatnonzero(table.complete(how.needed, how.skips))
         images: Images = HeldImages(values).take(rows)
-        good = images.decodable(skips)
+        good = images.decodable(how.skips)
         rows, images = rows[good], images.take(good)
     else:
-        rows = np.flatnonzero(table.complete([named, *columns.needed], skips))
+        rows = np.flatnonzero(table.complete([named, *how.needed], how.skips))
         names = [str(Path(root, name)) for name in table.cells(named)[rows].tolist()]
         there = {*source.names} if source.is_archive else {name for name in names if (source.path / name).is_file()}
-        kept, images = Images.listed(source, names, {name: name for name in there}, table.name, skips)
+        kept, images = Images.listed(source, names, {name: name for name in there}, table.name, how.skips)
         rows = rows[kept]
-    return _labelled("images", table, rows, images, columns, how)
+    return _labelled("images", table, rows, images, how)
 
 
 def _class_folders(source: Source, input: str | None, how: _How) -> Dataset:
@@ -178,27 +182,13 @@ def read_texts(
     how = _How(label, groups, split, id, person, fractions, seed, Skips(on_error))
     with opened(path) as table:
         named = table.need("input", input, TEXT)
-        columns = _columns(table, named, how)
-        rows = np.flatnonzero(table.complete([named, *columns.needed], how.skips))
-        return _labelled("texts", table, rows, tuple(table.cells(named)[rows].tolist()), columns, how)
+        how = _columns(table, named, how)
+        rows = np.flatnonzero(table.complete([named, *how.needed], how.skips))
+        return _labelled("texts", table, rows, tuple(table.cells(named)[rows].tolist()), how)
 
 
-class _Columns(NamedTuple):
-    """Which columns of a table are what; None where there is none."""
-
-    label: str | None
-    groups: tuple[str, ...]
-    split: str | None
-    id: str | None
-    person: str | None
-
-    @property
-    def needed(self) -> list[str]:
-        """Those in which every row has a value."""
-        return [*filter(None, [self.label, self.split])]
-
-
-def _columns(table: Table, named: str, how: _How) -> _Columns:
+def _columns(table: Table, named: str, how: _How) -> _How:
+    """The same with the columns that are meant, None where there is none; they are read."""
     wanted = (how.groups,) if isinstance(how.groups, str) else how.groups
     none = how.label == NO_LABEL and NO_LABEL not in table.columns
     label = None if none else table.need("label", how.label, LABEL)
@@ -206,7 +196,8 @@ def _columns(table: Table, named: str, how: _How) -> _Columns:
     if label in groups:
         raise InputError(f"{table.name}: {label!r} is what is predicted; name another column to audit by")
     split = None if how.split == "random" and "random" not in table.columns else table.find(how.split, ("split",))
-    found = _Columns(label, groups, split, table.find(how.id, ("id",)), table.find(how.person, ()))
+    found = how._replace(label=label, groups=groups, split=split)
+    found = found._replace(id=table.find(how.id, ("id",)), person=table.find(how.person, ()))
     table.load(named, label, *groups, split, found.id, found.person)
     if split is not None and how.split is None:
         parts = {*named_parts(table.cells(split).tolist())} - {""}
@@ -222,35 +213,36 @@ def _columns(table: Table, named: str, how: _How) -> _Columns:
     return found
 
 
-def _labelled(name: str, table: Table, rows: NDArray[np.intp], inputs: Inputs, columns: _Columns, how: _How) -> Dataset:
+def _labelled(name: str, table: Table, rows: NDArray[np.intp], inputs: Inputs, how: _How) -> Dataset:
     """The data set of some rows of a table and their inputs."""
-    ids = table.ids(columns.id)[rows]
-    labels = column(np.full(len(rows), "") if columns.label is None else table.cells(columns.label)[rows])
+    ids = table.ids(how.id)[rows]
+    labels = column(np.full(len(rows), "") if how.label is None else table.cells(how.label)[rows])
     if (many := len(labels.levels)) > (_CLASSES / 2 if _real_numbers(labels.levels) else max(_CLASSES, len(rows) / 2)):
         raise InputError(
-            f"{table.name}: the label {columns.label!r} has {many:,} distinct values in {len(rows):,} rows, as numbers "
+            f"{table.name}: the label {how.label!r} has {many:,} distinct values in {len(rows):,} rows, as numbers "
             f"or ids have ({', '.join(map(repr, labels.levels[:3]))}, ...); a column of classes is expected: name "
             "another, or make classes of its values first"
         )
     # Whom nobody knows is a person apart.
-    known = None if columns.person is None else table.cells(columns.person)[rows].tolist()
+    known = None if how.person is None else table.cells(how.person)[rows].tolist()
     person = None if known is None else np.array([who or f"row {row}" for who, row in zip(known, rows, strict=True)])
     for reason, names in how.skips.found().items():
         _log.warning("%s: %s rows are left out, of training as well: %s", table.name, f"{len(names):,}", reason)
-    groups = {group: group_column(table.cells(group)[rows]) for group in columns.groups}
+    groups = {group: group_column(table.cells(group)[rows]) for group in how.groups}
     for group, found in groups.items():
         if found.known is not None:
             told = "%s: %s of %s rows have no value in %s: they are trained on, and left out of the audit"
             _log.warning(told, table.name, f"{int((~found.known).sum()):,}", f"{len(rows):,}", group)
+    columns = {role: getattr(how, role) for role in ("label", "groups", "split", "id", "person")}
     return Dataset.of(
         ids,
         inputs,
-        Column(labels.codes, ()) if columns.label is None else labels,
-        _split(table, rows, columns, ids, labels.values(), person, inputs, how),
+        Column(labels.codes, ()) if how.label is None else labels,
+        _split(table, rows, ids, labels.values(), person, inputs, how),
         groups,
         cluster=None if person is None else column(person),
         skipped=how.skips.found(),
-        provenance={"data": name, **table.provenance(), **columns._asdict(), "seed": how.seed},
+        provenance={"data": name, **table.provenance(), **columns, "seed": how.seed},
     )
 
 
@@ -265,7 +257,6 @@ def _real_numbers(levels: Sequence[str]) -> bool:
 def _split(
     table: Table,
     rows: NDArray[np.intp],
-    columns: _Columns,
     ids: NDArray[np.str_],
     labels: NDArray[Any],
     person: NDArray[np.str_] | None,
@@ -291,11 +282,11 @@ def _split(
         one = which[order[np.unique(first[order], return_index=True)[1]][same]]
         return split_within(ids[one].tolist(), labels[one].tolist(), shares, how.seed)
 
-    if columns.split is None and columns.label is None:
+    if how.split is None and how.label is None:
         return np.full(len(ids), "test")
-    if columns.split is None:
+    if how.split is None:
         return drawn(np.arange(len(ids)), how.fractions)
-    parts = named_parts(table.cells(columns.split)[rows].tolist()).astype(object)
+    parts = named_parts(table.cells(how.split)[rows].tolist()).astype(object)
     train = np.flatnonzero(parts == "train")
     if len(train) and "test" in parts and "val" not in parts:
         shares = {name: how.fractions.get(name, 0.0) for name in ("train", "val")}
@@ -304,13 +295,13 @@ def _split(
     again = int(np.isin(first[parts != "train"], first[parts == "train"]).sum())
     if again:
         told = "%s: %s of %s rows outside the training part have the input of a training row: mend the column %r"
-        _log.warning(told, table.name, f"{again:,}", f"{int((parts != 'train').sum()):,}", columns.split)
+        _log.warning(told, table.name, f"{again:,}", f"{int((parts != 'train').sum()):,}", how.split)
     seen: dict[str, str] = {}
     for who, part in zip([] if person is None else person.tolist(), parts, strict=person is not None):
         if seen.setdefault(who, part) != part:
             raise InputError(
-                f"{table.name}: {columns.person} {who!r} is in the parts {seen[who]} and {part}, and nobody may be in "
-                f"two: mend the column {columns.split!r}, or draw the split by person with --split random "
+                f"{table.name}: {how.person} {who!r} is in the parts {seen[who]} and {part}, and nobody may be in "
+                f"two: mend the column {how.split!r}, or draw the split by person with --split random "
                 "(in Python split='random')"
             )
     return parts.astype(np.str_)
@@ -331,7 +322,7 @@ def dataset(source: Any, *, kind: str | None = None, **options: Any) -> Dataset 
         >>> data.all.inputs, data.classes, data.groups()["sex"].levels
         (('A post.', 'Another.'), ('no', 'yes'), ('f', 'm'))
     """
-    from fairhead.data.readers import parse_spec, reader_named
+    from fairhead.data import parse_spec, reader_named
 
     if isinstance(source, str):
         reader, path = parse_spec(source)

@@ -17,12 +17,7 @@ EIGHTY_TEN_TEN: Mapping[str, float] = {"train": 0.8, "val": 0.1, "test": 0.1}
 
 
 def shuffle_by_hash(keys: Sequence[str], seed: int) -> list[str]:
-    """The distinct keys in an order that depends on the keys and the seed alone.
-
-    Example:
-        >>> shuffle_by_hash(["a", "b", "c"], seed=0) == shuffle_by_hash(["c", "a", "b"], seed=0)
-        True
-    """
+    """The distinct keys in an order that depends on the keys and the seed alone."""
     return sorted(set(keys), key=lambda key: hashlib.sha256(f"{seed}\0{key}".encode()).digest())
 
 
@@ -61,13 +56,7 @@ def split_by_hash(
 def split_within(
     keys: Sequence[str], strata: Sequence[str], fractions: Mapping[str, float] = EIGHTY_TEN_TEN, seed: int = 0
 ) -> NDArray[np.str_]:
-    """The same within each stratum, such as a class: every part has its share of it.
-
-    Example:
-        >>> parts = split_within([str(i) for i in range(100)], ["rare"] * 10 + ["common"] * 90)
-        >>> sorted(parts[:10].tolist()), parts.tolist().count("test")
-        (['test', 'train', 'train', 'train', 'train', 'train', 'train', 'train', 'train', 'val'], 10)
-    """
+    """The same within each stratum, such as a class: every part has its share of it."""
     found = np.empty(len(keys), dtype=f"U{max(map(len, fractions), default=1)}")
     every = np.asarray(strata)
     for stratum in dict.fromkeys(strata):

@@ -19,7 +19,7 @@ from scipy.stats.contingency import association
 from torch import Tensor
 
 from fairhead.data import Dataset, Images
-from fairhead.data.ready_features import ReadyFeatures
+from fairhead.data.images import ReadyFeatures
 from fairhead.errors import InputError
 from fairhead.models.fresh import Recipe, is_ready
 from fairhead.models.inputs import normalising, text_length, tokenizer_of, tokens_of

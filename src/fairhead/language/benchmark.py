@@ -237,7 +237,7 @@ class Benchmark:
     axes: Mapping[str, str] = field(default_factory=dict)
     command: str = ""  # what the command line calls it; its name where this is empty. Several may share one.
     data: str = ""  # its folder in the data of a suite; its name where this is empty
-    kinds: tuple[str, ...] = ()  # kinds of data, as in `fairhead.data.readers.KINDS`, whose items it takes
+    kinds: tuple[str, ...] = ()  # kinds of data, as in `fairhead.data.KINDS`, whose items it takes
     unit: Callable[[Any], str] = lambda item: item.id  # items of one unit are drawn together; by default their ids
     reads_text: bool = False  # whether a text file can stand in for its data
     most_items: int | None = None  # no more than these, the first of those drawn

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fairhead.data.ready_features import PREFIX, ReadyFeatures
+from fairhead.data.images import PREFIX, ReadyFeatures
 from fairhead.errors import InputError, UnsupportedModel, check_known
 from fairhead.models.inputs import Pictures, normalising
 from fairhead.models.load import open_model, read_weights

@@ -13,7 +13,7 @@ from fairhead.bench import runner
 from fairhead.bench.cell import run_cell
 from fairhead.bench.grid import Backbone, Cell, Data, Method
 from fairhead.data import read
-from fairhead.data.ready_features import ReadyFeatures
+from fairhead.data.images import ReadyFeatures
 from fairhead.errors import InputError
 from fairhead.mitigate.two_stages import features_of, find_head
 from fairhead.models.fresh import Recipe

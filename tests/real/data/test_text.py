@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 
 from fairhead.data import read
-from fairhead.data.hatexplain import read_posts
 from fairhead.data.sentences import split_by_target
+from fairhead.data.texts import read_posts
 
 
 def test_hatexplain(real_data):

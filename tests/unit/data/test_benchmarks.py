@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from fairhead.data import read
-from fairhead.data.questions import Answer, derive_target
-from fairhead.data.sentences import StereoSetItem, Triplet, split_by_target
+from fairhead.data.sentences import Answer, StereoSetItem, Triplet, derive_target, split_by_target
 from fairhead.errors import InputError
 
 

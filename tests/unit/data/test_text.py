@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from fairhead.data import read
-from fairhead.data.hatexplain import read_posts
-from fairhead.data.multinli import has_negation
+from fairhead.data.texts import has_negation, read_posts
 from fairhead.errors import InputError
 
 

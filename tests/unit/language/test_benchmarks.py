@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fairhead.data.questions import Answer, BBQItem
-from fairhead.data.sentences import CrowsPair, StereoSetItem, Triplet
+from fairhead.data.sentences import Answer, BBQItem, CrowsPair, StereoSetItem, Triplet
 from fairhead.errors import InputError
 from fairhead.language.answers import TOO_LONG, Answers, Request, Score
 from fairhead.language.benchmarks import bbq, stereoset, winobias

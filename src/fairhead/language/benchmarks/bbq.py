@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from fairhead.data.questions import BBQItem, read_bbq
+from fairhead.data.sentences import BBQItem, read_bbq
 from fairhead.language.answers import ItemTable, Request, Score, gather
 from fairhead.language.benchmark import ASKS, Benchmark, BenchmarkResult, Figure, Label, Measure, percent
 from fairhead.settings import Option
