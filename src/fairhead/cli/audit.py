@@ -114,9 +114,12 @@ class Columns:
     def read(self, path: str, comparing: "Comparing") -> "Sequence[Records]":
         """The records of a file, and those that they are compared with."""
         from fairhead.audit.audited_rows import read_both, read_rows
-        from fairhead.records.group_file import GroupFile
 
-        joined = None if self.groups_from is None else GroupFile.read(self.groups_from)
+        joined = None
+        if self.groups_from is not None:
+            from fairhead.data.own_table import GroupFile
+
+            joined = GroupFile.read(self.groups_from)
         further = () if joined is None else joined.columns
         several, second = len(self.label) > 1, comparing.compare_prediction
         as_given = ("target", "cluster", "weight", "drop_missing", "where", "encoding", "decimal")

@@ -216,17 +216,26 @@ def classes_of(
 ) -> tuple[Any, ...]:
     """The classes of the task: those given; else 0 and 1 if nothing else occurs; else the levels of the label."""
     label_name, prediction_name = names
-    predicted = prediction.levels if prediction else ()
-    _check_kinds(label, prediction, label_name, prediction_name)
+    columns = {label_name: label.levels, prediction_name: () if prediction is None else prediction.levels}
+    for name, levels in columns.items():
+        if fractions := [v for v in levels if isinstance(v, float)]:
+            hint = "; is this a score? Then use --score (score=...)" if name == prediction_name else ""
+            raise InputError(f"{name} holds fractions such as {fractions[0]}; classes are expected{hint}")
+    kinds = [("text" if isinstance(levels[0], str) else "numbers", levels) for levels in columns.values() if levels]
+    if len({kind for kind, _ in kinds}) > 1:
+        (one, labels), (other, predicted) = kinds
+        raise InputError(
+            f"{label_name} holds {one} ({show(labels)}) but {prediction_name} holds {other} ({show(predicted)}); both "
+            "must name the same classes in the same way"
+        )
+    classes, every = label.levels, [level for levels in columns.values() for level in levels]
     if given is not None:
         classes = tuple(composed(plain(value)) for value in given)
         if len(set(classes)) != len(classes):
             raise InputError(f"the classes given hold one twice: {show(classes)}")
-    else:
-        classes = label.levels
-        if len(classes) < 2 and set(label.levels) | set(predicted) <= {0, 1}:
-            classes = (False, True) if isinstance((*label.levels, *predicted, 0)[0], bool) else (0, 1)
-    for name, levels in ((label_name, label.levels), (prediction_name, predicted)):
+    elif len(classes) < 2 and {*every} <= {0, 1}:
+        classes = (False, True) if isinstance([*every, 0][0], bool) else (0, 1)
+    for name, levels in columns.items():
         if strange := [level for level in levels if level not in classes]:
             raise InputError(
                 f"{name} holds {show(strange)}, which {'is' if len(strange) == 1 else 'are'} not among the classes "
@@ -263,23 +272,6 @@ def find_class(positive: Any, classes: tuple[Any, ...]) -> Any:
     )
 
 
-def _check_kinds(label: Column, prediction: Column | None, label_name: str, prediction_name: str) -> None:
-    columns = [(label_name, label), *([(prediction_name, prediction)] if prediction else [])]
-    for name, column in columns:
-        if fractions := [v for v in column.levels if isinstance(v, float)]:
-            hint = "; is this a score? Then use --score (score=...)" if name == prediction_name else ""
-            raise InputError(f"{name} holds fractions such as {fractions[0]}; classes are expected{hint}")
-    if prediction is None or not label.levels or not prediction.levels:
-        return
-    texts = [isinstance(column.levels[0], str) for _, column in columns]
-    if texts[0] != texts[1]:
-        kinds = ["text" if text else "numbers" for text in texts]
-        raise InputError(
-            f"{label_name} holds {kinds[0]} ({show(label.levels)}) but {prediction_name} holds {kinds[1]} "
-            f"({show(prediction.levels)}); both must name the same classes in the same way"
-        )
-
-
 def recode(column: Column, classes: tuple[Any, ...]) -> NDArray[np.integer]:
     """The codes of a column of shape [n], in terms of the classes; a level that is not among them counts as the first.
 
@@ -299,13 +291,10 @@ def translate(codes: NDArray[np.integer], new: NDArray[np.integer]) -> NDArray[n
 
 def check_scores(scores: NDArray[np.float64], names: Sequence[str]) -> None:
     """Refuse scores of shape [n, k] outside [0, 1]; NaN is for `missing_rows` to count."""
-    for j, name in enumerate(names):
-        column = scores[:, j]
-        outside = (column < 0) | (column > 1)
-        if outside.any():
-            row = int(outside.argmax())
+    for column, name in zip(scores.T, names, strict=True):
+        if found := _where((column < 0) | (column > 1), column):
             raise InputError(
-                f"{name} lies outside [0, 1] in {_rows(outside)} (first: {column[row]:g} in row {row + 1}); "
+                f"{name} lies outside [0, 1] in {found}; "
                 "probabilities are expected: pass logits through a sigmoid or softmax first, or, for one score on "
                 "another scale, name the threshold from which on it means the positive class (--threshold)"
             )
@@ -313,15 +302,16 @@ def check_scores(scores: NDArray[np.float64], names: Sequence[str]) -> None:
 
 def check_weight(weight: NDArray[np.float64], name: str) -> None:
     """Refuse negative and infinite weights and weights that are all 0; NaN is for `missing_rows` to count."""
-    bad = (weight < 0) | np.isinf(weight)
-    if bad.any():
-        row = int(bad.argmax())
-        raise InputError(
-            f"{name} is negative or infinite in {_rows(bad)} (first: {weight[row]:g} in row {row + 1}); "
-            "weights of 0 and more are expected"
-        )
+    if found := _where((weight < 0) | np.isinf(weight), weight):
+        raise InputError(f"{name} is negative or infinite in {found}; weights of 0 and more are expected")
     if len(weight) and not np.nansum(weight) > 0:
         raise InputError(f"{name} is 0 in all rows; at least one weight above 0 is expected")
+
+
+def _where(bad: NDArray[np.bool_], values: NDArray[np.float64]) -> str:
+    """How many rows are bad and the first of them; empty where none is."""
+    count, row = int(bad.sum()), int(bad.argmax()) if len(bad) else 0
+    return f"{count:,} row{'s' * (count > 1)} (first: {values[row]:g} in row {row + 1})" if count else ""
 
 
 def missing_rows(
@@ -336,12 +326,9 @@ def missing_rows(
     if not counts:
         return None, {}
     if not drop:
-        parts = [
-            f"{name} {count:,} (first in row {int(columns[name].argmax()) + 1:,})" for name, count in counts.items()
-        ]
-        raise InputError(
-            f"blank or NaN values: {', '.join(parts)}; use --drop-missing (drop_missing=True) to go on without them"
-        )
+        first = {name: int(columns[name].argmax()) + 1 for name in counts}
+        parts = ", ".join(f"{name} {count:,} (first in row {first[name]:,})" for name, count in counts.items())
+        raise InputError(f"blank or NaN values: {parts}; use --drop-missing (drop_missing=True) to go on without them")
     masks = [columns[name] for name in counts if name not in groups]
     if not masks:
         return None, counts
@@ -356,11 +343,6 @@ def show(values: Iterable[Any], limit: int = 6) -> str:
     items = list(values)
     more = f", … ({len(items)} in all)" if len(items) > limit else ""
     return ", ".join(repr(item) for item in items[:limit]) + more
-
-
-def _rows(mask: NDArray[np.bool_]) -> str:
-    count = int(mask.sum())
-    return f"{count:,} row{'' if count == 1 else 's'}"
 
 
 def same_length(lengths: Mapping[str, int]) -> int:

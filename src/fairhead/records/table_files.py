@@ -282,53 +282,29 @@ def write(records: Records | pd.DataFrame, path: str | os.PathLike[str]) -> None
     """Write records, or a frame, in the format of the suffix; the file appears whole or not at all."""
     file, kind = Path(path), file_format(str(path))
     with whole_file(file) as part:
-        _WRITERS[kind](records, part, file.suffix.lower())
+        if kind == "parquet":
+            _write_parquet(records if isinstance(records, pd.DataFrame) else records.to_frame(), part)
+            return
+        packing = PACKED.get(file.suffix.lower())
+        create = open if packing is None else import_module(packing).open
+        with create(part, "wt", encoding="utf-8", newline="") as text:
+            for start in range(0, len(records), CHUNK):
+                rows = slice(start, start + CHUNK)
+                frame = records.iloc[rows] if isinstance(records, pd.DataFrame) else records.take(rows).to_frame()
+                if kind == "jsonl":
+                    for row in zip(*(frame[name].tolist() for name in frame), strict=True):
+                        text.write(json.dumps(dict(zip(frame, row, strict=True)), ensure_ascii=False) + "\n")
+                else:
+                    sign = "\t" if kind == "tsv" else ","
+                    frame.to_csv(text, sep=sign, index=False, header=start == 0, lineterminator="\n")
 
 
-def _frames(records: Records | pd.DataFrame) -> Iterator[pd.DataFrame]:
-    if isinstance(records, pd.DataFrame):
-        yield records
-        return
-    for start in range(0, len(records), CHUNK):
-        yield records.take(slice(start, start + CHUNK)).to_frame()
-
-
-def _create_text(part: Path, suffix: str) -> Any:
-    packing = PACKED.get(suffix)
-    create = open if packing is None else import_module(packing).open
-    return create(part, "wt", encoding="utf-8", newline="")
-
-
-def _write_table(records: Records | pd.DataFrame, part: Path, suffix: str, separator: str = ",") -> None:
-    with _create_text(part, suffix) as text:
-        for i, frame in enumerate(_frames(records)):
-            frame.to_csv(text, sep=separator, index=False, header=i == 0, lineterminator="\n")
-
-
-def _write_jsonl(records: Records | pd.DataFrame, part: Path, suffix: str) -> None:
-    with _create_text(part, suffix) as text:
-        for frame in _frames(records):
-            names = list(frame)
-            for row in zip(*(frame[name].tolist() for name in names), strict=True):
-                text.write(json.dumps(dict(zip(names, row, strict=True)), ensure_ascii=False) + "\n")
-
-
-def _write_parquet(records: Records | pd.DataFrame, part: Path, suffix: str) -> None:
-    frame = records if isinstance(records, pd.DataFrame) else records.to_frame()
+def _write_parquet(frame: pd.DataFrame, part: Path) -> None:
     try:
         try:
             frame.to_parquet(part, engine="pyarrow", index=False)
         except OverflowError:  # whole numbers of more than 64 bits: as text
             large = [name for name in frame if frame[name].dtype == object]
-            frame = frame.astype(dict.fromkeys(large, str))
-            frame.to_parquet(part, engine="pyarrow", index=False)
+            frame.astype(dict.fromkeys(large, str)).to_parquet(part, engine="pyarrow", index=False)
     except ImportError:
         raise InputError(NO_PYARROW) from None
-
-
-_WRITERS: Mapping[str, Callable[[Records | pd.DataFrame, Path, str], None]] = {
-    "csv": _write_table,
-    "tsv": partial(_write_table, separator="\t"),
-    "jsonl": _write_jsonl,
-    "parquet": _write_parquet,
-}

@@ -69,6 +69,16 @@ def test_stereoset_split_keeps_spellings_of_a_term_together():
 CROWS = ",sent_more,sent_less,stereo_antistereo,bias_type,annotations,anon_writer,anon_annotators\r\n"
 
 
+def test_sentences_that_say_the_same_of_different_groups_are_held_out_together():
+    triplets = [Triplet(f"{a} cannot {verb}.", f"{b} cannot {verb}.", "") for verb in ("drive", "sing", "cook", "swim")
+                for a, b in (("She", "He"), ("Dee", "Al"))]  # fmt: skip
+    items = [StereoSetItem(str(i), "intrasentence", of[0], "gender", "", of) for i, of in enumerate(triplets)]
+    for seed in range(5):
+        split = split_by_target(items, held_out=0.25, seed=seed)
+        assert [len(split.train), len(split.held_out)] == [6, 2]
+        assert len({item.sentences.stereotype.split()[-1] for item in split.held_out}) == 1
+
+
 def test_crows_pairs_with_quotes_commas_and_line_breaks(tmp_path):
     sentences = '"She said ""no"", and\nleft.","He said ""no"", and\nleft."'
     row = f"7,{sentences},antistereo,gender,\"[['gender'], []]\",a1,\"['a2']\"\r\n"

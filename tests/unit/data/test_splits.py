@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from fairhead.data import dataset, read_labelled
-from fairhead.data.splits import split_by_hash
+from fairhead.data.splits import split_by_hash, split_within
 from fairhead.errors import InputError
 
 FRACTIONS = {"train": 0.8, "val": 0.1, "test": 0.1}
@@ -103,3 +103,9 @@ def test_test_rows_with_the_input_of_a_training_row_are_counted(caplog):
     caplog.clear()
     dataset(texts, label=["a", "b"] * 45, split=split)
     assert not caplog.text
+
+
+def test_each_class_has_its_share_of_every_part():
+    parts = split_within([str(i) for i in range(100)], ["rare"] * 10 + ["common"] * 90)
+    assert sorted(parts[:10].tolist()) == ["test", *["train"] * 8, "val"]
+    assert parts.tolist().count("test") == 10
