@@ -20,14 +20,7 @@ def added(group: str) -> dict[str, EntryPoint]:
 
 
 def registered(name: str, place: str, kind: type[T]) -> T:
-    """What a registry, or an entry point, names as "module:object": one of this kind, called so.
-
-    Example:
-        >>> from fairhead.data import Reader
-        >>> registered("notes", "fairhead.data:READERS", Reader)
-        Traceback (most recent call last):
-        fairhead.errors.InputError: fairhead.data:READERS is not a Reader called 'notes', as its registration says
-    """
+    """What a registry, or an entry point, names as "module:object": one of this kind, called so."""
     try:
         found: Any = resolve_name(place)
     except (ImportError, AttributeError) as error:

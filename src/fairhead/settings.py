@@ -39,23 +39,14 @@ class Range:
 
 @dataclass(frozen=True)
 class Option:
-    """How the command line offers a setting; its help is the line of the field in the docstring's `Attributes`.
+    """How the command line offers a setting; its help is the line of the field in the docstring's `Attributes`."""
 
-    Attributes:
-        flag: such as "--n-boot"; empty for the field's own name with hyphens.
-        metavar: what stands for its value in the help; None leaves that to the type.
-        panel: heading that it is listed under; None for that of its settings class.
-        also: another flag for the same, which the help does not show.
-        hidden: True for an option that works and that the help does not list.
-        shown: False for a setting that only Python has.
-    """
-
-    flag: str = ""
-    metavar: str | None = None
-    panel: str | None = None
-    also: str = ""
-    hidden: bool = False
-    shown: bool = True
+    flag: str = ""  # such as "--n-boot"; empty for the field's own name with hyphens
+    metavar: str | None = None  # what stands for its value in the help; None leaves that to the type
+    panel: str | None = None  # heading that it is listed under; None for that of its settings class
+    also: str = ""  # another flag for the same, which the help does not show
+    hidden: bool = False  # True for an option that works and that the help does not list
+    shown: bool = True  # False for a setting that only Python has
 
 
 PYTHON_ONLY = Option(shown=False)
@@ -77,13 +68,7 @@ Level = Annotated[float, Range(0, 1, above=True, below=True)]
 def check_settings(kind: type | Callable[..., Any], values: Mapping[str, Any], what: str) -> None:
     """Hold the values of a dataclass's fields, or of a function's arguments, to the types that it declares for them.
 
-    Args:
-        kind: the dataclass or the function.
-        values: field name -> value; names that it does not declare are left alone.
-        what: whose settings they are, for the message.
-
-    Raises:
-        InputError: naming the setting, what was found and what was expected.
+    Names that it does not declare are left alone. The message says `what` the settings are of.
 
     Example:
         >>> @dataclass

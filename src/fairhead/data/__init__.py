@@ -94,13 +94,8 @@ class Reader:
     ) -> Dataset | Items[Any]:
         """Read a file, folder or archive; the readers of own data also take objects.
 
-        Args:
-            path: what to read.
-            groups_from: a CSV file of group columns by id, such as `fairhead discover` writes, to join onto the rows.
-            options: those of the reader.
-
-        Raises:
-            InputError: there is no such option, its value makes no sense, or the data are not as expected.
+        The options are those of the reader, and `groups_from`: a CSV file of group columns by id, such as `fairhead
+        discover` writes, to join onto the rows.
         """
         known = list(self.options)
         joined = None if groups_from is None else GroupFile.read(groups_from)

@@ -38,13 +38,6 @@ class Skips:
 
     `drop` is for what a data set's own rules leave out (duplicates, undecided labels); `error` is for what is broken,
     and raises unless the caller asked for `on_error="skip"`.
-
-    Example:
-        >>> skips = Skips("skip")
-        >>> skips.error("corrupt image", "a.jpg", "a.jpg: not an image")
-        >>> skips.drop("duplicate", "b.jpg")
-        >>> skips.found()
-        {'corrupt image': ('a.jpg',), 'duplicate': ('b.jpg',)}
     """
 
     on_error: str = "raise"
@@ -88,19 +81,8 @@ class Skips:
 class Source:
     """The files under a folder or in a zip archive, or one single file, under relative names with forward slashes.
 
-    Safe to share between threads, to pickle and to fork: an archive is opened again in each process.
-
-    Args:
-        path: a folder, a `.zip` archive or a file.
-        names: those of the files, where a table lists them: then the folder is not searched.
-
-    Example:
-        >>> import tempfile, pathlib
-        >>> folder = pathlib.Path(tempfile.mkdtemp())
-        >>> _ = (folder / "dev.json").write_text("[1, 2]")
-        >>> source = Source(folder)
-        >>> source.names, source.json(source.find("dev.json"))
-        (('dev.json',), [1, 2])
+    Safe to share between threads, to pickle and to fork: an archive is opened again in each process. Where a table
+    lists the `names` of the files, the folder is not searched.
     """
 
     def __init__(self, path: str | os.PathLike[str], names: Sequence[str] | None = None) -> None:
@@ -141,8 +123,7 @@ class Source:
         def unreadable(error: OSError) -> None:
             raise error
 
-        names = []
-        seen = set()
+        names, seen = [], set()
         # Links are followed, as large data sets often are links; a folder that is met again is a loop of links.
         for folder, folders, files in os.walk(self.path, onerror=unreadable, followlinks=True):
             status = os.stat(folder)

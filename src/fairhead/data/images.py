@@ -175,9 +175,9 @@ class Images(Sequence[Image.Image]):
             if Image.MAX_IMAGE_PIXELS and image.width * image.height > Image.MAX_IMAGE_PIXELS:
                 raise Image.DecompressionBombError(f"{image.width} × {image.height} pixels")
             image.load()
-            return _upright_rgb(image)
-        except _Depth as error:
-            raise InputError(f"{where}: {error}") from None
+            return _upright_rgb(image, where)
+        except InputError:
+            raise
         except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
             raise InputError(
                 f"{where}: too large to decode safely ({error}); the limit is PIL.Image.MAX_IMAGE_PIXELS"
@@ -216,28 +216,25 @@ class HeldImages(Images):
         if isinstance(picture, dict) and isinstance(picture.get("bytes"), bytes):  # as `datasets` holds files
             return self._opened(picture["bytes"], self._where(name))
         try:
-            return _upright_rgb(picture if hasattr(picture, "convert") else Image.fromarray(picture))
-        except _Depth as error:
-            raise InputError(f"{self._where(name)}: {error}") from None
+            return _upright_rgb(picture if hasattr(picture, "convert") else Image.fromarray(picture), self._where(name))
+        except InputError:
+            raise
         except (TypeError, ValueError, AttributeError, OSError) as error:
             what = f"is a {type(picture).__name__} that is no picture ({error})"
             raise InputError(f"{self._where(name)}: {what}; PIL images or arrays [H, W, 3] are expected") from None
 
 
-class _Depth(ValueError):
-    """Pixels whose range is not known."""
-
-
-def _upright_rgb(image: Image.Image) -> Image.Image:
+def _upright_rgb(image: Image.Image, where: str) -> Image.Image:
     """A picture as viewers show it and `transformers` loads it: turned as its EXIF data say, in 8 bits, RGB."""
     image = ImageOps.exif_transpose(image) if image.getexif().get(_ORIENTATION, 1) != 1 else image
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG"):
         # convert() would cut all above 255 off.
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.mode in ("I", "F"):
-        raise _Depth(
-            f"its pixels are {'whole numbers of 32 bits' if image.mode == 'I' else 'fractions'}, whose black and white "
-            "are not known; 8 or 16 bits are expected: scale it to 0 to 255 and save it as 8 bits (arrays as uint8)"
+        kind = "whole numbers of 32 bits" if image.mode == "I" else "fractions"
+        raise InputError(
+            f"{where}: its pixels are {kind}, whose black and white are not known; 8 or 16 bits are expected: scale it "
+            "to 0 to 255 and save it as 8 bits (arrays as uint8)"
         )
     # convert() would copy an image that is RGB already.
     return image if image.mode == "RGB" else image.convert("RGB")

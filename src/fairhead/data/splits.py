@@ -24,15 +24,9 @@ def shuffle_by_hash(keys: Sequence[str], seed: int) -> list[str]:
 def split_by_hash(
     keys: Sequence[str], fractions: Mapping[str, float] = EIGHTY_TEN_TEN, seed: int = 0
 ) -> NDArray[np.str_]:
-    """Assign rows to parts at random; rows with the same key (the same person, the same term) stay together.
+    """The part of each row, shape [n], at random; rows with the same key (the same person or term) stay together.
 
-    Args:
-        keys: one key per row, n in all; with distinct keys the parts have exactly the sizes asked for.
-        fractions: part -> share of the rows; the shares sum to 1.
-        seed: another seed is another split.
-
-    Returns:
-        The part of each row, shape [n].
+    `fractions` are the shares of the parts; with distinct keys the parts have exactly these sizes.
 
     Example:
         >>> parts = split_by_hash([f"person {i % 50}" for i in range(1000)], {"train": 0.9, "test": 0.1})

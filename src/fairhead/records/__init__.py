@@ -24,16 +24,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Column:
-    """A categorical column.
+    """A categorical column."""
 
-    Attributes:
-        codes: integers of shape [n] into `levels`; −1 where a row has no group. Other missing values are refused, or
-            their rows dropped, on reading.
-        levels: the distinct values, sorted (of two classes, the positive one is last).
-    """
-
-    codes: NDArray[np.integer]
-    levels: tuple[Any, ...]
+    codes: NDArray[np.integer]  # of shape [n] into `levels`; −1 where a row has no value: in records, a group alone
+    levels: tuple[Any, ...]  # the distinct values; in records sorted, of two classes the positive one last
 
     def __len__(self) -> int:
         return len(self.codes)
