@@ -4,13 +4,12 @@ import os
 import string
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from fairhead.data.datasets import Dataset, Items, TextPair, choose, column, yes_no
+from fairhead.data.datasets import Dataset, TextPair, choose, column, yes_no
 from fairhead.data.files import MALFORMED, Skips, Source, texts_field
 from fairhead.data.splits import split_by_hash
 from fairhead.errors import InputError
@@ -25,42 +24,25 @@ _PREFIX = "multinli_1.0_"
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
-@dataclass(frozen=True)
-class Post:
-    """One post, with the labels, target communities and rationales of three annotators."""
+def read_hatexplain(
+    path: str | os.PathLike[str],
+    *,
+    target: str = "toxic",
+    groups: Sequence[str] = ("Women",),
+    on_error: str = "raise",
+) -> Dataset:
+    """Read HateXplain, posts that three annotators judged each, as a classification task with the official split.
 
-    id: str  # as published, such as "24198545_gab"
-    tokens: tuple[str, ...]  # the words
-    labels: tuple[str, ...]  # one per annotator: "hatespeech", "offensive" or "normal"
-    targets: tuple[frozenset[str], ...]  # the communities each annotator named; none where the annotator said "None"
-    rationales: tuple[tuple[int, ...], ...]  # 0 or 1 a token, of each annotator who gave them; one is cut short
-    split: str | None  # "train", "val" or "test"; None for posts outside the official split (the undecided ones)
-
-    @property
-    def text(self) -> str:
-        """The words, joined by spaces."""
-        return " ".join(self.tokens)
-
-    @property
-    def label(self) -> str | None:
-        """What more than half of the annotators said; None where there is no such label."""
-        (label, count), *_ = Counter(self.labels).most_common(1)
-        return label if 2 * count > len(self.labels) else None
-
-    @property
-    def majority_targets(self) -> frozenset[str]:
-        """Communities that more than half of the annotators named."""
-        counts = Counter(community for named in self.targets for community in named)
-        return frozenset(c for c, n in counts.items() if 2 * n > len(self.targets))
-
-
-def read_posts(path: str | os.PathLike[str], *, on_error: str = "raise") -> Items[Post]:
-    """Read every post of HateXplain, undecided ones too, with its annotations.
+    The label is what at least two of three annotators chose. The authors left posts with three different labels out of
+    their split; they are left out here too, and counted as "undecided".
 
     Args:
         path: a folder or zip archive with `dataset.json` and `post_id_divisions.json`, or the path of `dataset.json`.
+        target: "toxic" (toxic = hatespeech or offensive, against normal) or "label" (all three).
+        groups: communities, such as "Women", "African", "Islam"; a post belongs to one where most annotators name it.
         on_error: "raise", or "skip" to leave out posts that lack a field.
     """
+    choose("target", [target], ("toxic", "label"))
     path = Path(path)
     source, skips = Source(path.parent if path.is_file() and path.suffix == ".json" else path), Skips(on_error)
     name = source.find("dataset.json", "HateXplain")
@@ -75,74 +57,51 @@ def read_posts(path: str | os.PathLike[str], *, on_error: str = "raise") -> Item
         raise InputError(
             f"{source.where(name)}: lacks {len(strangers)} posts of post_id_divisions.json, such as {min(strangers)}"
         )
-    posts = []
+    posts = {}
     for key, post in published.items():
         try:
-            posts.append(_post(key, post, part_of.get(key)))
+            posts[key] = _judged(post)
         except MALFORMED as error:
             skips.malformed(source.where(name), key, error)
-    return Items("hatexplain", tuple(posts), skips.found(), {"data": "hatexplain", "path": str(source.path)})
-
-
-def _post(key: str, post: Mapping[str, Any], split: str | None) -> Post:
-    annotators = post["annotators"]
-    labels = tuple(a["label"] for a in annotators)
-    if not labels or not set(labels) <= set(POST_LABELS):
-        raise ValueError(f"labels are {labels}, expected {POST_LABELS}")
-    return Post(
-        id=key,
-        tokens=texts_field(post, "post_tokens"),
-        labels=labels,
-        targets=tuple(frozenset(texts_field(a, "target")) - {"None"} for a in annotators),
-        rationales=tuple(tuple(r) for r in post["rationales"]),
-        split=split,
+    groups = choose("community", groups, sorted({c for post in posts.values() for c in post.named}))
+    for key, judged in posts.items():
+        if judged.label is None:
+            skips.drop("undecided: no label has a majority", key)
+        elif key not in part_of:
+            skips.drop("not in the official split", key)
+    kept = {key: post for key, post in posts.items() if post.label is not None and key in part_of}
+    classes = POST_LABELS if target == "label" else ("normal", "toxic")
+    labels = [post.label if post.label in classes else "toxic" for post in kept.values()]
+    return Dataset.of(
+        list(kept),
+        tuple(post.text for post in kept.values()),
+        Column(np.array([classes.index(str(label)) for label in labels], dtype=np.int64), classes),
+        [part_of[key] for key in kept],
+        {group: yes_no(group, [group in post.targets for post in kept.values()]) for group in groups},
+        skipped=skips.found(),
+        provenance={"data": "hatexplain", "path": str(source.path), "target": target, "groups": groups},
     )
 
 
-def read_hatexplain(
-    path: str | os.PathLike[str],
-    *,
-    target: str = "toxic",
-    groups: Sequence[str] = ("Women",),
-    on_error: str = "raise",
-) -> Dataset:
-    """Read HateXplain as a classification task with the official split.
+class _Judged(NamedTuple):
+    text: str
+    label: str | None  # what more than half of the annotators said; None where there is no such label
+    named: frozenset[str]  # the communities that any of them named
+    targets: frozenset[str]  # those that more than half of them named
 
-    The label is what at least two of three annotators chose. The authors left posts with three different labels out of
-    their split; they are left out here too, and counted as "undecided".
 
-    Args:
-        path: a folder or zip archive with `dataset.json` and `post_id_divisions.json`.
-        target: "toxic" (toxic = hatespeech or offensive, against normal) or "label" (all three).
-        groups: communities, such as "Women", "African", "Islam"; a post belongs to one where most annotators name it.
-        on_error: "raise", or "skip" to leave out posts that lack a field.
-    """
-    choose("target", [target], ("toxic", "label"))
-    posts = read_posts(path, on_error=on_error)
-    communities = sorted({c for p in posts for c in frozenset().union(*p.targets)})
-    groups = choose("community", groups, communities)
-    skips = Skips()
-    kept, labels = [], []
-    for post in posts:
-        label = post.label
-        if label is None:
-            skips.drop("undecided: no label has a majority", post.id)
-        elif post.split is None:
-            skips.drop("not in the official split", post.id)
-        else:
-            kept.append(post)
-            labels.append(label if target == "label" or label == "normal" else "toxic")
-
-    majority = [p.majority_targets for p in kept]
-    classes = POST_LABELS if target == "label" else ("normal", "toxic")
-    return Dataset.of(
-        [p.id for p in kept],
-        tuple(p.text for p in kept),
-        Column(np.array([classes.index(label) for label in labels], dtype=np.int64), classes),
-        [str(p.split) for p in kept],
-        {g: yes_no(g, [g in m for m in majority]) for g in groups},
-        skipped={**posts.skipped, **skips.found()},
-        provenance={**posts.provenance, "target": target, "groups": groups},
+def _judged(post: Mapping[str, Any]) -> _Judged:
+    annotators = post["annotators"]
+    labels = Counter(a["label"] for a in annotators)
+    if not labels or not set(labels) <= set(POST_LABELS):
+        raise ValueError(f"labels are {tuple(labels.elements())}, expected {POST_LABELS}")
+    (label, count), *_ = labels.most_common(1)
+    named = Counter(community for a in annotators for community in {*texts_field(a, "target")} - {"None"})
+    return _Judged(
+        " ".join(texts_field(post, "post_tokens")),
+        label if 2 * count > len(annotators) else None,
+        frozenset(named),
+        frozenset(community for community, times in named.items() if 2 * times > len(annotators)),
     )
 
 

@@ -9,7 +9,6 @@ import pytest
 
 from fairhead.data import read
 from fairhead.data.sentences import split_by_target
-from fairhead.data.texts import read_posts
 
 
 def test_hatexplain(real_data):
@@ -25,14 +24,6 @@ def test_hatexplain(real_data):
     three = read("hatexplain", real_data("hatexplain"), target="label")
     counts = Counter(three.classes[y] for y in three.all.labels)
     assert counts == {"hatespeech": 5_935, "normal": 7_814, "offensive": 5_480}
-
-
-def test_hatexplain_posts(real_data):
-    posts = read_posts(real_data("hatexplain"))
-    assert len(posts) == 20_148
-    assert {len(p.labels) for p in posts} == {3}
-    lengths = Counter(len(r) == len(p.tokens) for p in posts for r in p.rationales)
-    assert lengths == {True: 27_219, False: 1}  # one published rationale is shorter than its post
 
 
 def test_multinli(real_data):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fairhead.data import read
-from fairhead.data.texts import has_negation, read_posts
+from fairhead.data.texts import has_negation
 from fairhead.errors import InputError
 
 
@@ -51,14 +51,6 @@ def test_hatexplain_takes_the_majority_and_counts_the_undecided(hatexplain):
     assert data.examples("test").inputs == ("some words",)
     three = read("hatexplain", hatexplain / "dataset.json", target="label")
     assert [three.classes[y] for y in three.all.labels] == ["hatespeech", "offensive", "normal"]
-
-
-def test_hatexplain_posts_keep_all_annotations(hatexplain):
-    posts = {p.id: p for p in read_posts(hatexplain)}
-    assert len(posts) == 5
-    assert posts["undecided"].label is None
-    assert posts["agree"].rationales == ((0, 1),)
-    assert posts["agree"].targets == (frozenset({"Women"}), frozenset({"Women", "Jewish"}), frozenset())
 
 
 def test_hatexplain_bad_input_is_named(hatexplain):
