@@ -24,7 +24,6 @@ import torch
 from scipy.stats import spearmanr
 from transformers import CLIPVisionConfig, CLIPVisionModelWithProjection
 
-from fairhead.locate.ablation import layer_matched
 from fairhead.locate.decompose import Decomposer
 from fairhead.locate.directions import Task, concept_from_images
 from fairhead.locate.edits import HeadEdits
@@ -34,7 +33,7 @@ from fairhead.locate.head_maps import coupling, score_heads, separation, top_hea
 from fairhead.locate.locate_settings import LocatePlan, Source
 from fairhead.locate.rows import Evaluation
 from fairhead.locate.session import open_question
-from fairhead.locate.studies import single_head_effects
+from fairhead.locate.studies import layer_matched, single_head_effects
 from fairhead.locate.textspan import Spanned, span_of_moments
 from machine import interleaved_medians, machine
 

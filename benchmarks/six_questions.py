@@ -27,11 +27,10 @@ from numpy.typing import NDArray
 from scipy import stats
 from transformers import CLIPVisionModelWithProjection
 
-from fairhead.locate.ablation import layer_matched
 from fairhead.locate.directions import Task, balanced_weights, concept_from_images, fit_logistic, task_from_images
-from fairhead.locate.dose import find_dose
+from fairhead.locate.dose import find_dose, learn_gains
 from fairhead.locate.edits import HeadEdits
-from fairhead.locate.gains import learn_gains
+from fairhead.locate.engine import effects
 from fairhead.locate.gap_question import GapQuestion
 from fairhead.locate.head_maps import Head, top_heads
 from fairhead.locate.locate_settings import LocatePlan, Source
@@ -39,7 +38,7 @@ from fairhead.locate.passes import RowPasses, matmul_precision
 from fairhead.locate.rows import Evaluation, halves_of, shared_labels
 from fairhead.locate.session import Session, open_session
 from fairhead.locate.streams import stream_of
-from fairhead.locate.studies import Edited, effects, single_head_effects, study
+from fairhead.locate.studies import Edited, layer_matched, single_head_effects, study
 from fairhead.models import save
 from fairhead.models.batches import RowInputs
 from six_questions_table import METRICS, RULE, print_tables

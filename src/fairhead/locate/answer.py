@@ -1,40 +1,35 @@
-"""What was located, as a result: JSON, verdict, report and tables; its edit can be saved as a model."""
+"""What was located, as a result: it is shown, written, and its edit saved as a model. Another model goes beside it."""
 
-import hashlib
-import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.markup import escape
 
 from fairhead import __version__
-from fairhead.data import Images
 from fairhead.errors import InputError, UnsupportedModel
-from fairhead.locate.ablation import WAYS, Controls, edit_words, other_cards
-from fairhead.locate.engine import Located, Words
+from fairhead.locate.engine import Question
 from fairhead.locate.engine import locate as find_heads
+from fairhead.locate.head_maps import Head, HeadMap, largest_first
 from fairhead.locate.locate_settings import LocatePlan, Source
+from fairhead.locate.located import Located, names_of
 from fairhead.locate.pair_rows import TextPairs
 from fairhead.locate.session import Opened, open_question
-from fairhead.locate.studies import Curves, Mask, Study, restudied, study
-from fairhead.locate.two_models import compare_models
+from fairhead.locate.studies import Controls, Study, study
 from fairhead.models.places import config_of, find
 from fairhead.report import TONES, Result, terminal
 from fairhead.report.model_card import Card, name_of
 from fairhead.report.page import Report, Sentence, write
 from fairhead.report.sections import Section
-from fairhead.report.sections.changes import Compared
-from fairhead.report.sections.headmap import HeadCard, Headmaps, TopHeads
-from fairhead.report.sections.plain import Curve, PlainTable, PlainTables, Step, Steps, Text
-from fairhead.report.wording import head_name, metric_name, number, p_value, signed
+from fairhead.report.sections.headmap import Headmaps, TopHeads
+from fairhead.report.sections.plain import PlainTable, PlainTables
+from fairhead.report.wording import head_name, p_value, signed
+from fairhead.stats import ALPHA
 from fairhead.store import write_json
 
-SCHEMA = "fairhead.headmap/1"
 _SAME = 1e-3  # of what a model puts out: what saving and loading it may change
 OTHER_HALF = (
     "The heads were chosen on other rows than the choosing half of this run: some of those reported on here may have "
@@ -60,11 +55,11 @@ class LocatedHeads(Result):
     def page(self, images: bool = True) -> Report:
         """The report, with or without the images at the ends of each head."""
         shown = self.opened.images if images else None
-        return report_of(self.located, self.provenance, images=shown, notes=self.opened.notes)
+        return self.located.report(self.provenance, images=shown, notes=self.opened.notes)
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form of the head map."""
-        return to_dict(self.located, self.provenance, self.opened.notes)
+        return self.located.to_dict(self.provenance, self.opened.notes)
 
     def rows(self) -> list[dict[str, Any]]:
         """One row a head: its direct part in the gap of the reporting half."""
@@ -100,7 +95,7 @@ class LocatedHeads(Result):
     def smaller(self) -> bool:
         """Whether the last edit that was studied is shown to leave a smaller gap."""
         studies = self.located.studies
-        return bool(studies) and self.located.words.effect(studies[-1]).tone not in ("unclear", "bad")
+        return bool(studies) and self.located.effect(studies[-1]).tone not in ("unclear", "bad")
 
     def save(self, folder: str | Path) -> Path:
         """Write the model with the chosen heads edited, as an ordinary folder that transformers loads too."""
@@ -119,9 +114,8 @@ class LocatedHeads(Result):
         rows = located.rows.take(question.reported)
         told = next((s for s in located.studies if (s.kind, s.way) == (self.kind, "forward")), None)
         if told is None:  # without controls
-            none = Controls((), exhaustive=False)
             passes = question.forward(question.reported, self.kind)
-            told = study(passes, located.ranked, rows, none, self.plan, self.kind, "forward")
+            told = study(passes, located.ranked, rows, Controls(), self.plan, self.kind, "forward")
         self.opened.save(Path(folder), located.ranked, self.kind)
         after = self.opened.reread(Path(folder))
         off = float(np.abs(after - told.after).max())
@@ -132,7 +126,7 @@ class LocatedHeads(Result):
             )
         note = f"Figures of the edited model are those of {folder}, loaded again; they differ by {off:.1g} at most."
         others = (s for s in located.studies if s is not told)
-        studies = (*others, restudied(told, rows, after, self.plan))
+        studies = (*others, told.with_after(rows, after, self.plan))
         found = replace(self, located=replace(located, studies=studies, notes=(*located.notes, note)))
         found.card(studies[-1]).write(Path(folder))
         return found
@@ -140,19 +134,19 @@ class LocatedHeads(Result):
     def card(self, saved: Study) -> Card:
         """The README of the edited model, with the figures of its true forward pass."""
         located, called = self.located, name_of(str(self.provenance["model"]))
-        heads = ", ".join(head_name(*head) for head in self.heads)
-        edit, compared = edit_words(located.words, saved, True), saved.changes.comparison
+        heads = names_of(located.ranked)
+        edit, compared = located.edit_words(saved), saved.changes.comparison
         return Card(
             title=f"{called} with {len(self.heads)} edited head{'' if len(self.heads) == 1 else 's'}",
-            done=f"Edited heads of {called}: {heads}. {edit}. {located.words.done(located)}",
-            findings=[sentence.text for sentence in verdict(located)],
+            done=f"Edited heads of {called}: {heads}. {edit}. {located.done()}",
+            findings=[sentence.text for sentence in located.verdict()],
             data=str(self.provenance["data"]),
             base=str(self.provenance["model"]),
             before=called,
             estimates=() if compared is None else compared.b.estimates,
             were=() if compared is None else compared.a.estimates,
             changes=saved.changes.differences,
-            limits=[*located.notes, *located.words.limits],
+            limits=[*located.notes, *located.limits],
         )
 
     def write(self, out: Path, images: bool = True) -> None:
@@ -193,7 +187,7 @@ def answer(
         called = name_of(source.against)
         found = replace(found, beside=compare_models(opened.question, other.question, called, plan.level))
     if chosen_on is not None:
-        moved = chosen_on != half_sha256(found.rows.ids, found.choosing)
+        moved = chosen_on != found.half_sha256
         notes = (*found.notes, OTHER_HALF) if moved else found.notes
         found = replace(found, origin="taken from a head map", notes=notes)
     kind = (plan.kinds or opened.question.kinds)[0]
@@ -201,166 +195,73 @@ def answer(
     return LocatedHeads(found, opened, plan, kind, made)
 
 
-def to_dict(located: Located, provenance: Mapping[str, Any], notes: Sequence[str] = ()) -> dict[str, Any]:
-    """The JSON form: maps [layers][heads] of the reporting half, the chosen heads, and the effects of editing them."""
-    # Where others were estimated, the heads that were run.
-    run = {} if located.exact is None else {"exact": [list(head) for head in sorted(located.exact)]}
-    content = {
-        "schema": SCHEMA,
-        "provenance": dict(provenance),
-        "n": {"choosing": int(located.choosing.sum()), "reporting": int((~located.choosing).sum())},
-        "choosing_sha256": half_sha256(located.rows.ids, located.choosing),
-        "selected": [list(head) for head in located.ranked],
-        "gap": located.head_map.to_dict(),
-        "confirmed": [list(head) for head in located.confirmed],
-        "single_heads": None if located.effect_map is None else located.effect_map.to_dict() | run,
-        "other_terms": located.other_map.to_dict(),
-        "effects": [_study(s, located.words.in_table) for s in located.studies],
-        "gains": None if located.gains is None else located.gains.tolist(),
-        "against": None if located.beside is None else located.beside.to_dict(),
-        "doses": None if located.doses is None else located.doses.to_dict(),
-        **located.words.to_dict(located),
-        "notes": [*notes, *located.notes, *located.words.limits],
-    }
-    plain: dict[str, Any] = finite(content)
-    return plain
+@dataclass(frozen=True)
+class TwoModels:
+    """Direct parts in the gap of the reporting half, of the model that was asked about and of another."""
+
+    other: str  # what the other is called
+    ours: HeadMap
+    theirs: HeadMap
+    difference: HeadMap  # theirs less ours, paired over rows, corrected over all heads
+
+    @property
+    def changed(self) -> list[Head]:
+        """Heads whose part differs significantly, the largest difference first."""
+        return [h for h in largest_first(np.abs(self.difference.gap)) if self.difference.p_adjusted[h] <= ALPHA]
+
+    def verdict(self) -> Sentence:
+        """How the gap differs, and in which heads."""
+        d, first = self.difference, self.changed
+        most = f": {names_of(first[:6])}{', ...' if len(first) > 6 else ''}" if first else ""
+        smaller = abs(self.theirs.total) < abs(self.ours.total)
+        tone = "unclear" if not d.has_total else "good" if smaller else "bad"
+        return Sentence(
+            f"In {self.other} the gap is {signed(self.theirs.total)} {d.unit}, in this model {signed(self.ours.total)} "
+            f"(difference {signed(d.total)}, 95 % interval {signed(d.total_low)} to {signed(d.total_high)}). The "
+            f"direct part of {len(first) or 'no'} of {d.gap.size} heads differs significantly{most}.",
+            tone,
+        )
+
+    def sections(self) -> list[Section]:
+        """The three maps, and the heads that differ most."""
+        named = {"Difference": self.difference, self.other: self.theirs, "This model": self.ours}
+        maps = [Section.from_json({"kind": "headmap", "title": n, **m.to_dict()}, n) for n, m in named.items()]
+        d, rows = self.difference, []
+        for at in largest_first(np.abs(d.gap))[:10]:
+            ends = f"{signed(d.low[at])} to {signed(d.high[at])}"
+            figures = (signed(x.gap[at]) for x in (self.ours, self.theirs, d))
+            rows.append([head_name(*at), *figures, ends, p_value(float(d.p_adjusted[at]))])
+        columns = ["head", "this model", self.other, "difference", "interval", "p adjusted"]
+        table = PlainTable(caption=f"Heads whose direct part differs most, in {d.unit}", columns=columns, rows=rows)
+        title = f"Beside {self.other}"
+        return [
+            Headmaps(title=title, text=self.verdict().text, names=list(named), maps=maps),
+            PlainTables(title="Where the models differ", tables=[table]),
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        maps = {"theirs": self.theirs, "difference": self.difference}
+        changed = [list(head) for head in self.changed]
+        return {"model": self.other, "changed": changed, **{name: found.to_dict() for name, found in maps.items()}}
 
 
-def _study(study: Study, main: Sequence[str]) -> dict[str, Any]:
-    content: dict[str, Any] = {"kind": study.kind, "way": study.way}
-    if study.reported is not None:  # a baseline: its own changes, and from it to the reported edit of heads
-        parts = {"changes": study.changes, "heads_beside": study.reported}
-        found = {name: [d.to_dict() for d in part.differences if d.metric in main] for name, part in parts.items()}
-        return content | found
-    if not study.ablations:  # no random heads to compare with
-        content["changes"] = [change.to_dict() for change in study.changes.differences]
-    content["metrics"] = [ablation.to_dict() for ablation in study.ablations]
-    if study.changes.by_cell:
-        content["norm_matched"] = [ablation.to_dict() for ablation in study.norm_matched]
-        cells = study.changes.by_cell
-        content["accuracy_by_cell"] = [{"label": y, "group": group, **d.to_dict()} for y, group, d in cells]
-    return content
-
-
-def report_of(
-    located: Located, provenance: Mapping[str, Any], *, images: Images | None = None, notes: Sequence[str] = ()
-) -> Report:
-    """The report; with `images`, those at the ends of each head's axis are shown."""
-    words, maps = located.words, located.words.maps(located)
-    sections: list[Section] = [
-        Text(title="What was done", text="\n\n".join([words.done(located), *notes, *located.notes, *words.limits])),
-        Headmaps(title="Maps of the heads", names=list(maps), maps=list(maps.values())),
-        *([] if located.beside is None else located.beside.sections()),
-    ]
-    if located.ranked:
-        effects = PlainTables(title="What editing them changes", tables=[_effects(located)])
-        sections += [_cards(located, images), *words.sections(located), effects]
-        for shown in _shown(located):
-            sections += _study_sections(words, shown)
-        beside = words.baseline_table(located.studies)
-        sections += [] if beside is None else [PlainTables(title="Baselines: erasure without heads", tables=[beside])]
-        sections += [] if located.doses is None else [located.doses.section()]
-        sections += [_curve_section(found, way) for way, found in located.curves.items()]
-    return Report(
-        title=words.title,
-        question=words.question(located),
-        verdict=verdict(located),
-        sections=sections,
-        provenance={"fairhead": __version__, "python": platform.python_version(), **provenance},
+def compare_models(question: Question, other: Question, called: str, level: float = 0.95) -> TwoModels:
+    """Compare the heads of two models that were asked the same question about the same rows."""
+    if question.shape != other.shape:
+        shapes = (f"{layers} layers of {heads} heads" for layers, heads in (question.shape, other.shape))
+        raise InputError(f"the models have {' and '.join(shapes)}; head maps are compared head by head")
+    rows = ~question.choosing & question.comparable & other.comparable
+    part = question.rows.take(rows)
+    # Parts of pairs are seen from the pole that each model prefers.
+    both_pairs = isinstance(question.rows, TextPairs) and isinstance(other.rows, TextPairs)
+    side = question.rows.sign * other.rows.sign if both_pairs else 1.0
+    first, second = question.rows.poles
+    measure = f"difference of direct parts, {called} less this model, {first} minus {second}"
+    ours, theirs = (question.parts[rows], question.total[rows]), (side * other.parts[rows], side * other.total[rows])
+    return TwoModels(
+        called,
+        part.score(*ours, level),
+        part.score(*theirs, level),
+        part.score(theirs[0] - ours[0], theirs[1] - ours[1], level, measure),
     )
-
-
-def verdict(located: Located) -> list[Sentence]:
-    """Sentences with their tone, each decided by intervals and controls."""
-    effects = (located.words.effect(study) for study in _shown(located))
-    beside = [] if located.beside is None else [located.beside.verdict()]
-    return [located.words.opening(located), *beside, *effects, *located.words.baseline(located.studies)]
-
-
-def _cards(located: Located, images: Images | None) -> TopHeads:
-    """A card for each head."""
-    words, cards = located.words, []
-    for ends in located.extremes:
-        note = "" if ends.head in located.confirmed else "not confirmed"
-        facts = words.facts(located, ends.head)
-        cards.append(HeadCard(head=ends.head, facts=facts, note=note, **words.ends(ends, images)))
-    return TopHeads(
-        title="Chosen heads",
-        text="Texts in bold name the attribute." if any(card.texts for card in cards) else "",
-        poles=located.rows.poles,
-        heads=cards,
-        others=[HeadCard(head=head, facts=words.facts(located, head)) for head in other_cards(located)],
-    )
-
-
-def _shown(located: Located) -> list[Study]:
-    return [study for study in located.studies if study is located.studies[0] or study.way == "forward"]
-
-
-def _study_sections(words: Words, study: Study) -> list[Section]:
-    title = edit_words(words, study, start=True)
-    sections: list[Section] = [
-        Section.from_json({"kind": "ablation", "title": f"{title}: {metric_name(metric)}", **a.to_dict()}, metric)
-        for metric, a in ((a.change.metric, a) for a in study.ablations)
-        if metric in words.shown
-    ]
-    if study.changes.comparison is not None:
-        names = {"a_name": "the model as it is", "b_name": "with the heads changed"}
-        told = f"{title}: every metric"
-        sections.append(Compared(title=told, comparison=study.changes.comparison, **names))
-    return sections
-
-
-def _curve_section(found: Curves, way: str) -> Curve:
-    """The dose–response curve of a report."""
-    panels = []
-    for metric in found.metrics:
-        points = []
-        for p in found.added:
-            name = f"+ {head_name(*p.heads[-1])}" if p.heads else "no head"
-            points.append(Step(name=name, value=None if np.isnan(p.figures[metric]) else p.figures[metric]))
-        panels.append(Steps(metric=metric, points=points))
-    text = "Heads are changed one after the other, in the order of their rank."
-    return Curve(title=f"Dose and response ({WAYS[way][1]})", text=text, panels=panels)
-
-
-def finite(value: Any) -> Any:
-    """None for NaN, which is not JSON: a figure that has no value, such as V where all predictions are the same."""
-    if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    return None if isinstance(value, float) and not np.isfinite(value) else value
-
-
-def _effects(found: Located) -> PlainTable:
-    """The main figures before and after each edit, beside their controls; the JSON has all of them."""
-    words = found.words
-    rows: list[list[str]] = []
-    by_norm = any(edit.norm_matched for edit in found.studies)
-    for edit in found.studies:
-        by_layer, norm = ({a.change.metric: a for a in sets} for sets in (edit.ablations, edit.norm_matched))
-        rows.append([f"{edit.kind}, {edit.way}"])
-        for change in (change for change in map(edit.change, words.in_table) if change is not None):
-            low = "" if change.low is None else f" ({signed(change.low)} to {signed(change.high)})"
-            # Controls test whether a gap is lowered; a fall of accuracy is the cost, not the aim.
-            tests = (by_layer, norm) if by_norm else (by_layer,)
-            tested = (sets.get(change.metric) if change.metric in words.gaps else None for sets in tests)
-            rows.append(
-                [
-                    {"cramers_v": "V"}.get(change.metric, change.metric.replace("_", " ")),
-                    number(change.a),
-                    number(change.b),
-                    f"{signed(change.value)}{low}",
-                    *("" if ablation is None else p_value(ablation.p_controls) for ablation in tested),
-                ]
-            )
-    columns = [words.figure, "before", "after", "change", "p layer", *(["p norm"] if by_norm else [])]
-    return PlainTable(caption=f"Effects of editing them; {words.caption}", columns=columns, rows=rows)
-
-
-def half_sha256(ids: Sequence[Any] | NDArray[Any] | None, choosing: Mask) -> str | None:
-    """A hash of who is in the choosing half, to tell later whether heads were chosen on it; None without ids."""
-    if ids is None:
-        return None
-    return hashlib.sha256("\n".join(sorted(map(str, np.asarray(ids)[choosing]))).encode()).hexdigest()

@@ -9,44 +9,37 @@ of control sets take seconds. A true forward pass (`passes.py`) lets later layer
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fairhead.errors import InputError
-from fairhead.locate.dose import Doses, find_dose
+from fairhead.locate.dose import find_dose
 from fairhead.locate.edits import HeadEdits, check_kind
 from fairhead.locate.head_features import Array
-from fairhead.locate.head_maps import Head, HeadMap, mask_of, top_heads
+from fairhead.locate.head_maps import Head, HeadMap, largest_first, mask_of, top_heads
 from fairhead.locate.locate_settings import RANKS, LocatePlan, Rank
-from fairhead.locate.studies import Curves, Edited, Mask, Rows, Study, effects, prove
+from fairhead.locate.located import Extremes, Located
+from fairhead.locate.studies import (
+    Controls,
+    Edited,
+    Mask,
+    Rows,
+    Study,
+    curve_sets,
+    curves,
+    layer_matched,
+    norm_matched,
+    single_head_effects,
+    study,
+)
 from fairhead.records import Records
 from fairhead.stats import ALPHA, Correction, adjust
 
-if TYPE_CHECKING:
-    from fairhead.locate.gap_words import GapWords
-    from fairhead.locate.pair_question import PairWords
-    from fairhead.locate.two_models import TwoModels
-
-# What else was found about a kind of gap, and how the report tells it.
-Words: TypeAlias = "GapWords | PairWords"
-
-
-class Extremes(NamedTuple):
-    """Rows at the ends of a head, by position: most towards the first pole, and towards the second."""
-
-    head: Head
-    most: tuple[int, ...]
-    least: tuple[int, ...]
-
-    @classmethod
-    def of(cls, head: Head, parts: Array, count: int, rows: NDArray[np.intp] | None = None) -> "Extremes":
-        """Of the head's parts [n]; `rows` [n] are their positions."""
-        order = np.argsort(parts, kind="stable")
-        order = order if rows is None else rows[order]
-        return cls(head, tuple(order[::-1][:count].tolist()), tuple(order[:count].tolist()))
+_EXACT = 16  # heads that are run, where others are estimated
 
 
 class Scores(NamedTuple):
@@ -72,6 +65,7 @@ class Scores(NamedTuple):
 class Question(ABC):
     """A gap, each head's direct part in it, and passes in which heads are edited."""
 
+    located: type[Located]  # what is found, and how it is told
     kinds: tuple[str, ...]  # of edits that it knows
     learned: tuple[str, ...] = ()  # further ones, that have to be asked for
     ranks: tuple[str, ...] = RANKS  # that it knows
@@ -159,7 +153,7 @@ class Question(ABC):
     def forward_notes(self, edited: Edited | None) -> list[str]:
         """What should be known of the passes that were made over the reporting half, if any were."""
 
-    def records(self, studies: "Sequence[Study]") -> Mapping[str, Records]:
+    def records(self, studies: Sequence[Study]) -> Mapping[str, Records]:
         """Predictions of the reporting half for an audit, by the name of their file; none where rows have no labels."""
         return {}
 
@@ -168,35 +162,8 @@ class Question(ABC):
         """Rows at the ends of a head."""
 
     @abstractmethod
-    def words(self, ranked: tuple[Head, ...], plan: LocatePlan) -> Words:
-        """What else is to be told of the chosen heads, and how the report calls things."""
-
-
-@dataclass(frozen=True)
-class Located:
-    """What `locate` finds. Maps and figures are of the reporting half."""
-
-    rows: Rows  # all rows, of both halves
-    choosing: Mask  # those of the choosing half, [n] bool
-    head_map: HeadMap  # each head's direct part in the gap, the chosen heads marked
-    other_map: HeadMap  # parts of the embedding and the MLPs, [1, M]
-    # What the gap loses without each head alone, in forward passes; None unless ranked by it
-    effect_map: HeadMap | None
-    exact: tuple[Head, ...] | None  # heads whose effect was run and not estimated; None for all of them
-    ranked: tuple[Head, ...]  # the chosen heads, best first
-    studies: tuple[Study, ...]  # effects of editing them; empty where none was chosen
-    curves: Mapping[str, Curves]  # dose–response curves of the first study of either way, "direct" and "forward"
-    extremes: tuple[Extremes, ...]  # rows at the ends of each chosen head
-    edits: HeadEdits  # what was learned for editing heads, on the choosing half
-    words: Words  # what else was found about this kind of gap, and how it is told
-    notes: tuple[str, ...]  # what should be known, in sentences
-    gains: Array | None = None  # of the heads, [L, H], where the edit is that
-    doses: Doses | None = None  # the cheapest edit that reaches a wanted gap, where one was wanted
-    beside: "TwoModels | None" = None  # the head map of another model, where one was given
-    # Of the chosen heads, those that are significant in the reporting half, too: Holm over the chosen ones alone
-    confirmed: tuple[Head, ...] = ()
-    chosen_here: bool = True  # whether the heads were chosen on the choosing half
-    origin: str = "named"  # what they were where they were not
+    def details(self, ranked: tuple[Head, ...], plan: LocatePlan) -> dict[str, Any]:
+        """What `located` has of the chosen heads beside what every gap has, by field."""
 
 
 def locate(
@@ -206,18 +173,18 @@ def locate(
     plan = plan or LocatePlan()
     plan = replace(plan, rank=plan.rank or question.default_rank)
     question.check(plan)
-    choosing, comparable = question.choosing, question.comparable
+    learning, telling = (half & question.comparable for half in (question.choosing, ~question.choosing))
     notes = list(question.notes)
     kind = (plan.kinds or question.kinds)[0]
 
     by_effect = plan.rank == "effect" and heads is None
     chosen, exact = None, None
     if heads is None:
-        direct = question.direct_map(choosing & comparable, plan.level)
+        direct = question.direct_map(learning, plan.level)
         notes += question.doubts(direct, plan)
         if by_effect:
-            direct, exact = effects(question, choosing & comparable, plan, kind)
-        chosen = question.scores(direct, choosing & comparable, plan)
+            direct, exact = effects(question, learning, plan, kind)
+        chosen = question.scores(direct, learning, plan)
         if exact is not None:  # an estimate chooses no head
             chosen = chosen._replace(p=np.where(mask_of(exact, question.shape), chosen.p, 1.0))
         p = np.array(adjust(chosen.p.ravel().tolist(), question.correction), dtype=np.float64).reshape(question.shape)
@@ -228,19 +195,18 @@ def locate(
     marked = tuple(sorted(ranked))
     effect_map = None
     if by_effect:
-        effect_map = effects(question, ~choosing & comparable, plan, kind, exact)[0].marking(marked)
-    head_map = question.direct_map(~choosing & comparable, plan.level).marking(marked)
-    shown = question.scores(effect_map or head_map, ~choosing & comparable, plan)
-    confirmed = shown.confirm(ranked, chosen)
+        effect_map = replace(effects(question, telling, plan, kind, exact)[0], selected=marked)
+    head_map = replace(question.direct_map(telling, plan.level), selected=marked)
+    confirmed = question.scores(effect_map or head_map, telling, plan).confirm(ranked, chosen)
     proof = prove(question, ranked, plan)
     notes += proof.notes
     if plan.forward and (ranked or by_effect):
         notes += question.forward_notes(proof.passes)
-    return Located(
+    return question.located(
         rows=question.rows,
-        choosing=choosing,
+        choosing=question.choosing,
         head_map=head_map,
-        other_map=question.direct_map(~choosing & comparable, plan.level, others=True),
+        other_map=question.direct_map(telling, plan.level, others=True),
         effect_map=effect_map,
         exact=exact,
         ranked=ranked,
@@ -248,10 +214,82 @@ def locate(
         curves=proof.curves,
         extremes=tuple(question.extremes(head, plan.extremes) for head in ranked),
         edits=question.edits,
-        words=question.words(ranked, plan),
         notes=tuple(notes),
         gains=question.gains,
         doses=find_dose(question, ranked, plan) if plan.target is not None and ranked else None,
         confirmed=confirmed,
         chosen_here=heads is None,
+        **question.details(ranked, plan),
     )
+
+
+def effects(
+    question: Question, rows: Mask, plan: LocatePlan, kind: str, exact: tuple[Head, ...] | None = None
+) -> tuple[HeadMap, tuple[Head, ...] | None]:
+    """What the gap of some rows loses without each head alone, and the heads that were run; None for all.
+
+    One pass a head is affordable on a GPU. Elsewhere all heads are estimated (attribution patching), and those with
+    the largest estimates are run; or the `exact` ones, which were chosen so on other rows.
+    """
+    at = np.flatnonzero(rows)
+    of, passes = question.rows.take(at), question.forward(at, kind)
+    how: dict[str, Any] = {"kind": kind, "level": plan.level}
+    most = plan.exact or (None if question.fast else _EXACT)
+    estimate = None if most is None or most >= question.parts[0].size else question.estimate(at, kind)
+    if estimate is None:
+        return single_head_effects(passes, question.shape, of, **how), None
+    if exact is None:
+        # Of either sign: where a head saturates what comes after it, the slope there says little about the effect.
+        first = of.score(estimate, estimate.sum((1, 2)), plan.level)
+        exact = tuple(largest_first(np.abs(first.gap))[:most])
+    return single_head_effects(passes, question.shape, of, heads=exact, estimate=estimate, **how), exact
+
+
+@dataclass
+class Proof:
+    """What editing the chosen heads does on the reporting half."""
+
+    studies: list[Study] = field(default_factory=list)  # direct effects, one a kind, baselines, forward passes
+    curves: dict[str, dict[str, Any]] = field(default_factory=dict)  # of the first study of either way
+    passes: Edited | None = None  # the first forward passes
+    notes: list[str] = field(default_factory=list)  # what should be known, in sentences
+
+
+def prove(question: Question, ranked: tuple[Head, ...], plan: LocatePlan) -> Proof:
+    """Edit the chosen heads and random ones on the reporting half, in every way that was asked for."""
+    found = Proof()
+    if not ranked:
+        return found
+    kinds = plan.kinds or question.kinds
+    rows = question.rows.take(question.reported)
+    how = {"draws": plan.draws, "seed": plan.seed}
+    controls, by_norm = Controls(), None
+    try:
+        controls = layer_matched(ranked, question.shape[1], **how)
+        by_norm = None if question.norms is None else norm_matched(ranked, question.norms, **how)
+    except InputError as error:  # as where all heads of a layer were named
+        found.notes.append(f"Not compared with random heads: {error}.")
+    for kind in kinds:
+        edited = question.direct(kind, plan.seed)
+        if edited is not None:
+            found.studies.append(study(edited, ranked, rows, controls, plan, kind, "direct", by_norm))
+            found.curves = found.curves or {"direct": curves(edited, ranked, rows)}
+    forward: list[Study] = []
+    for kind in question.forward_kinds(kinds) if plan.forward else ():
+        edited = question.forward(question.reported, kind)
+        if found.passes is None:
+            found.passes = edited
+            edited([*chain(*curve_sets(ranked).values()), *controls.sets])  # one sweep for all
+            found.curves["forward"] = curves(edited, ranked, rows)
+        # Controls matched by norm would have to start at whatever layer they lie in.
+        forward.append(study(edited, ranked, rows, controls, plan, kind, "forward"))
+    reported = [*forward, *found.studies][:1]
+    for kind in question.baselines(kinds):
+        for way, part in (("together", ranked), ("output", None)):
+            edited = question.at_output(kind, part)
+            if edited is not None:
+                one = study(edited, ranked, rows, Controls(), plan, kind, way)
+                beside = rows.compare(one.after, reported[0].after, plan)
+                found.studies.append(replace(one, reported=beside))
+    found.studies += forward
+    return found

@@ -13,11 +13,12 @@ from scipy.stats import rankdata
 from fairhead.errors import InputError, check_known
 from fairhead.locate.directions import Concept, Task, balanced_weights, fit_logistic
 from fairhead.locate.edits import HeadEdits, check_kind
-from fairhead.locate.engine import Extremes, Question, Scores
-from fairhead.locate.gap_words import GapWords
+from fairhead.locate.engine import Question, Scores
+from fairhead.locate.gap_words import GapLocated
 from fairhead.locate.head_features import Array, Features, HeadMoments, Pooled
 from fairhead.locate.head_maps import Head, HeadMap, Measure, Separation, check_cells, coupling, separation
 from fairhead.locate.locate_settings import LocatePlan, Rank
+from fairhead.locate.located import Extremes
 from fairhead.locate.passes import RowPasses
 from fairhead.locate.rows import Evaluation, comparable_rows, halves_of
 from fairhead.locate.studies import Edited, Mask, Study
@@ -47,6 +48,7 @@ def direct_effect(features: Features, task: Task, edits: HeadEdits, kind: str = 
 class GapQuestion(Question):
     """The gap between two groups in the evidence for a class."""
 
+    located = GapLocated
     kinds = ("mean", "zero", "resample", "project", "splince")
     learned = ("gain",)
 
@@ -156,8 +158,7 @@ class GapQuestion(Question):
         """
         if self.pool is None or not self.pool.attribute.any():
             raise InputError(NO_TEXTS)
-        how: dict[str, Any] = {"m": plan.m, "permutations": plan.permutations, "seed": plan.seed}
-        spans = text_spans(self.moments, self.features.maps, self.pool, None, **how)
+        spans = self._spans(plan)
         p = [span.p if span.p_matched is None else span.p_matched for span in spans]
         share = np.array([span.attribute_share for span in spans])
         return share.reshape(self.shape), np.array(p).reshape(self.shape)
@@ -278,22 +279,26 @@ class GapQuestion(Question):
         """Rows at the ends of its concept axis, which knows no groups: of both halves."""
         return Extremes.of(head, self.along[:, head.layer, head.head], count or _EXTREMES)
 
-    def words(self, ranked: tuple[Head, ...], plan: LocatePlan) -> GapWords:
+    def details(self, ranked: tuple[Head, ...], plan: LocatePlan) -> dict[str, Any]:
         """Separation and coupling of all heads on the reporting half; TextSpan of the chosen ones, on all rows."""
-        apart, coupled = self.measures(~self.choosing & self.comparable, plan.level)
-        spans: tuple[HeadTexts, ...] = ()
-        if self.pool is not None:
-            how: dict[str, Any] = {"m": plan.m, "permutations": plan.permutations, "seed": plan.seed}
-            spans = text_spans(self.moments, self.features.maps, self.pool, ranked or None, **how)
-        classes, rows = self.rows.classes, ~self.choosing & self.comparable
-        by_class = {}
-        if 2 < len(classes) <= _CLASSES:
+        rows, by_class = ~self.choosing & self.comparable, {}
+        apart, coupled = self.measures(rows, plan.level)
+        if 2 < len(self.rows.classes) <= _CLASSES:
             features, part = self.features.take(rows), self.rows.take(rows)
-            for number in (c for c in range(len(classes)) if c != self.rows.positive):
-                of = self.task.parts(features, number), self.task.total(features.output, number)
-                by_class[classes[number]] = part.score(*of, plan.level)
-        positive = classes[self.rows.positive]
-        return GapWords(self.concept, self.task, positive, self.rows.target, apart, coupled, spans, by_class)
+            for number, name in enumerate(self.rows.classes):
+                if number != self.rows.positive:
+                    of = self.task.parts(features, number), self.task.total(features.output, number)
+                    by_class[name] = part.score(*of, plan.level)
+        spans = self._spans(plan, ranked or None)
+        about = {"concept": self.concept, "task": self.task, "separation": apart, "coupling": coupled}
+        return {**about, "spans": spans, "by_class": by_class}
+
+    def _spans(self, plan: LocatePlan, heads: Sequence[Head] | None = None) -> tuple[HeadTexts, ...]:
+        """TextSpan of some heads, or of all; nothing without texts."""
+        if self.pool is None:
+            return ()
+        how: dict[str, Any] = {"m": plan.m, "permutations": plan.permutations, "seed": plan.seed}
+        return text_spans(self.moments, self.features.maps, self.pool, heads, **how)
 
 
 def _positive(wanted: str | None, evaluation: Evaluation, logits: Array) -> int:

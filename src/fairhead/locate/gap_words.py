@@ -1,25 +1,17 @@
-"""A located gap between groups in words: what else was measured of the heads, and the sentences of the report."""
+"""A located gap between groups: what else was measured of the heads, and the sentences of the report."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import numpy as np
 
 from fairhead.data import Images
-from fairhead.locate.ablation import (
-    among_controls,
-    beats,
-    edit_words,
-    headline,
-    interval,
-    mapped,
-    outcome,
-    written,
-)
 from fairhead.locate.directions import Concept, Task
-from fairhead.locate.engine import Extremes
 from fairhead.locate.head_maps import Head, HeadMap, Measure, Separation
+from fairhead.locate.located import Extremes, Located, among_controls, interval, outcome, written
+from fairhead.locate.rows import Evaluation
+from fairhead.locate.studies import Changes, Study
 from fairhead.locate.textspan import HeadTexts
 from fairhead.report.page import Sentence
 from fairhead.report.sections import Section
@@ -29,10 +21,6 @@ from fairhead.report.sections.plain import PlainTable
 from fairhead.report.wording import head_name, metric_name, p_value, signed
 from fairhead.stats import Difference, p_text
 
-if TYPE_CHECKING:
-    from fairhead.locate.engine import Located
-    from fairhead.locate.studies import Study
-
 STAND_IN = (
     "The text side here is a stand-in (a sentence encoder with a linear map), not the model's own text tower. What is "
     "said about the heads of the image tower stands; nothing is said about the text tower. Among the texts of a head, "
@@ -41,26 +29,24 @@ STAND_IN = (
 )
 
 
-@dataclass(frozen=True)
-class GapWords:
-    """What is told of a gap between groups."""
+@dataclass(frozen=True, kw_only=True)
+class GapLocated(Located):
+    """What is found of a gap between groups."""
 
-    concept: Concept  # its direction
-    task: Task  # its classes
-    positive: str  # the class whose evidence was looked at
-    target: str  # what the classes are of
+    rows: Evaluation
+    concept: Concept  # the attribute's direction
+    task: Task  # classes as directions
     separation: Separation  # Cohen's d and AUC along the concept, on the reporting half
     coupling: Measure  # correlation with the class evidence
     spans: tuple[HeadTexts, ...]  # TextSpan of the chosen heads; empty without a pool
-    by_class: Mapping[str, HeadMap] = field(default_factory=dict)  # direct parts for the other classes, where many
+    by_class: Mapping[str, HeadMap]  # direct parts for the other classes, where there are many
 
     shown: ClassVar[tuple[str, ...]] = ("cramers_v", "DP", "EOd")
     in_table: ClassVar[tuple[str, ...]] = ("evidence_gap", *shown, "accuracy")
     gaps: ClassVar[tuple[str, ...]] = ("evidence_gap", *shown)
     figure: ClassVar[str] = "metric"
-    limits: ClassVar[tuple[str, ...]] = ()
     caption: ClassVar[str] = "p: of random heads lowering it as much, matched by layer or by how much they write"
-    edits: ClassVar[Mapping[str, str]] = {
+    edit_names: ClassVar[Mapping[str, str]] = {
         "mean": "replacing what they write by its balanced mean",
         "zero": "silencing them",
         "resample": "giving them another row's output",
@@ -73,48 +59,51 @@ class GapWords:
     @property
     def evidence(self) -> str:
         """The class whose evidence was looked at, in words: “yes” (Smiling)."""
-        return f"“{self.positive}” ({self.target})" if self.target else f"“{self.positive}”"
+        name = f"“{self.rows.classes[self.rows.positive]}”"
+        return f"{name} ({self.rows.target})" if self.rows.target else name
 
     @property
     def title(self) -> str:
         """Of the report."""
-        return f"Heads that carry {self.concept.name}" + (f" in the task “{self.target}”" if self.target else "")
+        task = f" in the task “{self.rows.target}”" if self.rows.target else ""
+        return f"Heads that carry {self.concept.name}{task}"
 
-    def question(self, located: "Located") -> str:
+    @property
+    def question(self) -> str:
         """What is asked."""
         first, second = self.concept.poles
-        sorts = f"sorts {located.rows.noun} by {self.target}" if self.target else f"sorts {located.rows.noun}"
+        by = f" by {self.rows.target}" if self.rows.target else ""
         return (
-            f"A model {sorts} into {', '.join(self.task.classes)} ({self.task.origin}). Which attention heads "
-            f"carry a difference between {first} and {second} in the evidence for {self.evidence}, and what "
-            "happens to the gaps when those heads are changed? All attributes are perceived ones."
+            f"A model sorts {self.rows.noun}{by} into {', '.join(self.task.classes)} ({self.task.origin}). Which "
+            f"attention heads carry a difference between {first} and {second} in the evidence for {self.evidence}, "
+            "and what happens to the gaps when those heads are changed? All attributes are perceived ones."
         )
 
-    def opening(self, located: "Located") -> Sentence:
+    def opening(self) -> Sentence:
         """Which heads, their part in the gap, and the best of them along the concept."""
-        if not located.ranked:
+        if not self.ranked:
             what = (
                 "No head carries a significant part of the gap"
-                if located.effect_map is None
+                if self.effect_map is None
                 else "No head, taken out alone in a true forward pass, lowers the gap significantly"
             )
             return Sentence(f"{what} in the half that heads are chosen on.", "unclear")
         auc = self.separation.auc
-        best = max(located.ranked, key=lambda head: abs(auc.value[head] - 0.5))
+        best = max(self.ranked, key=lambda head: abs(auc.value[head] - 0.5))
         return Sentence(
-            f"{headline(located)} {self._part(located)} Along {self.concept.name}, {head_name(*best)} separates the "
+            f"{self.headline()} {self._part()} Along {self.concept.name}, {head_name(*best)} separates the "
             f"groups best of them, with an AUC of {auc.value[best]:.2f} ({auc.low[best]:.2f} to {auc.high[best]:.2f}; "
             "0.5 is not at all).",
-            "note" if located.confirmed else "unclear",
+            "note" if self.confirmed else "unclear",
         )
 
-    def _part(self, located: "Located") -> str:
+    def _part(self) -> str:
         """The chosen heads' part in the gap; as a share where the whole is significant."""
-        gap = located.head_map
+        gap = self.head_map
         whole = f"{signed(gap.total)} logits, 95 % interval {signed(gap.total_low)} to {signed(gap.total_high)}"
-        other = "the other half" if located.chosen_here else "the reporting half"
-        part = sum(float(gap.gap[head]) for head in located.ranked)
-        make, add = ("it makes", "it adds") if len(located.ranked) == 1 else ("they make", "they add")
+        other = "the other half" if self.chosen_here else "the reporting half"
+        part = sum(float(gap.gap[head]) for head in self.ranked)
+        make, add = ("it makes", "it adds") if len(self.ranked) == 1 else ("they make", "they add")
         if gap.has_total:
             return (
                 f"In {other} {make} up {round(100 * part / gap.total)} % of the gap in the evidence for "
@@ -125,14 +114,15 @@ class GapWords:
             f"whole is not significant ({whole})."
         )
 
-    def effect(self, study: "Study") -> Sentence:
+    def effect(self, study: Study) -> Sentence:
         """What an edit did to the first metric that has a value, and to accuracy."""
         change = next((found for found in map(study.change, self.shown) if found is not None), None)
         if change is None:
-            return Sentence(f"The effect of {edit_words(self, study)} is undefined: too few rows.", "unclear")
+            edit = self.edit_words(study, start=False)
+            return Sentence(f"The effect of {edit} is undefined: too few rows.", "unclear")
         name = {"cramers_v": "Cramér's V of prediction and group"}.get(change.metric, change.metric)
         text = (
-            f"{edit_words(self, study, start=True)} changes {name} from {change.a:.3f} to {change.b:.3f} "
+            f"{self.edit_words(study)} changes {name} from {change.a:.3f} to {change.b:.3f} "
             f"({interval(change)}, corrected {p_text(change.p_adjusted)})."
         )
         ablation = next((a for a in study.ablations if a.change is change), None)
@@ -149,85 +139,85 @@ class GapWords:
         found = outcome(change, ablation)
         return Sentence(text + found.text, "note" if cost and found.tone == "good" else found.tone)
 
-    def baseline(self, studies: "Sequence[Study]") -> list[Sentence]:
+    def baseline(self) -> list[Sentence]:
         """Whether the reported edit of heads beats erasure at the output."""
-        found = [(study, pair) for study in studies if (pair := self._beside(study)) is not None]
-        if not found:
+        told, lost = [], []
+        for study, gap, accuracy in self._baselines():
+            beaten, how = beats(gap, accuracy)
+            told.append(f"{self._named(study)}: {how}")
+            lost += [self._named(study)] if study.way == "output" and not beaten else []
+        if not told:
             return []
-        told = [f"{self._named(study)}: {beats(*pair)[1]}" for study, pair in found]
-        lost = [self._named(study) for study, pair in found if study.way == "output" and not beats(*pair)[0]]
         text = "The edit of heads beside erasure without heads. " + "; ".join(told) + "."
         if lost:
             text += f" Heads do not beat {' or '.join(lost)}."
         return [Sentence(text, "unclear" if lost else "note")]
 
-    def baseline_table(self, studies: "Sequence[Study]") -> PlainTable | None:
+    def baseline_table(self) -> PlainTable | None:
         """The baselines with what differs between them and the reported edit of heads, paired."""
         rows, metric = [], ""
-        for study in studies:
-            pair = self._beside(study)
-            if pair is not None:
-                gap, accuracy = pair
-                metric, cost = metric_name(gap.metric), study.change("accuracy")
-                own = "–" if cost is None or cost.value is None else signed(100 * cost.value, 1)
-                cells = written(gap, with_p=True), written(accuracy, 100, with_p=True)
-                rows.append([self._named(study), f"{gap.a:.3f}", own, *cells])
+        for study, gap, accuracy in self._baselines():
+            metric, cost = metric_name(gap.metric), study.change("accuracy")
+            own = "–" if cost is None or cost.value is None else signed(100 * cost.value, 1)
+            cells = written(gap, with_p=True), written(accuracy, 100, with_p=True)
+            rows.append([self._named(study), f"{gap.a:.3f}", own, *cells])
         columns = ["baseline", metric, "change of accuracy, points", "heads minus baseline", "accuracy, points"]
         caption = "The last two columns are the reported edit of heads minus the baseline, paired over rows."
         return PlainTable(caption=caption, columns=columns, rows=rows) if rows else None
 
-    def _beside(self, study: "Study") -> "tuple[Difference, Difference] | None":
-        """A baseline's first gap that has a value, and accuracy: from it to the reported edit of heads."""
-        other = {} if study.reported is None else {d.metric: d for d in study.reported.differences if d.a is not None}
-        gap = next((other[m] for m in self.shown if m in other and other[m].value is not None), None)
-        return None if gap is None or "accuracy" not in other else (gap, other["accuracy"])
+    def _baselines(self) -> Iterator[tuple[Study, Difference, Difference]]:
+        """Each baseline, with its first gap that has a value and accuracy: from it to the reported edit of heads."""
+        for study in self.studies:
+            other = {d.metric: d for d in (study.reported or Changes(())).differences if d.a is not None}
+            gap = next((other[m] for m in self.shown if m in other and other[m].value is not None), None)
+            if gap is not None and "accuracy" in other:
+                yield study, gap, other["accuracy"]
 
-    def _named(self, study: "Study") -> str:
+    def _named(self, study: Study) -> str:
         where = {"together": "the chosen heads' sum", "output": "the whole output"}[study.way]
-        return {"project": f"LEACE of {where}", "splince": f"SPLINCE of {where}"}.get(
-            study.kind, self.edits[study.kind]
-        )
+        erasure = {"project": f"LEACE of {where}", "splince": f"SPLINCE of {where}"}
+        return erasure.get(study.kind, self.edit_names[study.kind])
 
-    def done(self, located: "Located") -> str:
+    def done(self) -> str:
         """How it was found."""
-        n, noun = (int(located.choosing.sum()), int((~located.choosing).sum())), located.rows.noun
-        origin = f"chosen on {n[0]} {noun}" if located.chosen_here else located.origin
-        learned = "the first" if located.chosen_here else f"the other {n[0]}"
+        n, noun = (int(self.choosing.sum()), int((~self.choosing).sum())), self.rows.noun
+        origin = f"chosen on {n[0]} {noun}" if self.chosen_here else self.origin
+        learned = "the first" if self.chosen_here else f"the other {n[0]}"
         text = (
             f"The output representation was taken apart into an exact sum of terms, one a head. The direction of "
             f"{self.concept.name} comes from {self.concept.origin}. Heads were {origin}; every figure here is of "
-            f"{'the other ' if located.chosen_here else ''}{n[1]} {noun}. Edits were learned on {learned}."
+            f"{'the other ' if self.chosen_here else ''}{n[1]} {noun}. Edits were learned on {learned}."
         )
-        if self.spans or located.extremes:
+        if self.spans or self.extremes:
             ends = f"the {noun} at the ends of a head's axis, which know no groups, are of all {sum(n)}"
             text += f" TextSpan and {ends}."
         return text
 
-    def maps(self, located: "Located") -> dict[str, Section]:
+    def maps(self) -> dict[str, Section]:
         """The gap, what it loses without each head, and the separation of the groups."""
         first, second = self.concept.poles
-        whole = located.head_map.total
-        of_heads, of_others = float(located.head_map.gap.sum()), float(located.other_map.gap.sum())
+        whole = self.head_map.total
+        of_heads, of_others = float(self.head_map.gap.sum()), float(self.other_map.gap.sum())
         rest = (
             f"The whole gap is {signed(whole)} logits: {signed(of_heads)} from all heads together, "
             f"{signed(of_others)} from the embedding and the MLPs, {signed(whole - of_heads - of_others)} from "
             "biases, which the norms scale differently from row to row."
         )
         of = f"the gap of the evidence for {self.evidence}"
-        maps = {"Direct part": mapped(located, located.head_map, f"Each head's part in {of}", rest)}
-        if located.effect_map is not None:
-            lost, direct = located.effect_map.gap.ravel(), located.head_map.gap.ravel()
+        maps = {"Direct part": self.mapped(self.head_map, f"Each head's part in {of}", rest)}
+        if self.effect_map is not None:
+            lost, direct = self.effect_map.gap.ravel(), self.head_map.gap.ravel()
             text = "Each head alone was edited in a true forward pass; heads were ranked by what the gap then lost."
-            if located.exact is not None:
-                text += f" {len(located.exact)} heads were run; the others are estimated from gradients."
+            if self.exact is not None:
+                text += f" {len(self.exact)} heads were run; the others are estimated from gradients."
             if lost.std() and direct.std():
                 alike = signed(float(np.corrcoef(lost, direct)[0, 1]), 2)
                 text += f" Over all heads this and the direct part correlate by {alike}."
-            maps["Effect"] = mapped(located, located.effect_map, f"What {of} loses without each head", text)
-        if located.gains is not None:
+            maps["Effect"] = self.mapped(self.effect_map, f"What {of} loses without each head", text)
+        if self.gains is not None:
             text = "Each head's gain less 1; most are 1. Learned with clusters of outputs balanced, without any group."
-            about = {"measure": "gain − 1", "unit": "", "values": (located.gains - 1).tolist()}
-            maps["Gain"] = mapped(located, about, "Gains of the heads, which are the edit", text)
+            about = {"measure": "gain − 1", "unit": "", "values": (self.gains - 1).tolist()}
+            maps["Gain"] = self.mapped(about, "Gains of the heads, which are the edit", text)
         d = self.separation.d
         along = {
             "measure": f"Cohen's d along {self.concept.name}, {first} minus {second}",
@@ -238,21 +228,21 @@ class GapWords:
             "p_adjusted": d.p_adjusted.tolist(),
         }
         title = f"How well each head separates {first} from {second} along the concept"
-        maps[f"Along {self.concept.name}"] = mapped(located, along, title)
+        maps[f"Along {self.concept.name}"] = self.mapped(along, title)
         for name, found in self.by_class.items():
             title = f"Each head's part in the gap of the evidence for “{name}”"
-            maps[f"Direct part, “{name}”"] = mapped(located, found, title)
+            maps[f"Direct part, “{name}”"] = self.mapped(found, title)
         return dict(list(maps.items())[:MOST])
 
-    def facts(self, located: "Located", head: Head) -> list[Fact]:
+    def facts(self, head: Head) -> list[Fact]:
         """The figures of a head."""
-        maps = [("Direct part, logits", located.head_map)]
-        if located.effect_map is not None:
-            estimated = located.exact is not None and head not in located.exact
-            maps.append((f"Lost without it{' (estimated)' if estimated else ''}, logits", located.effect_map))
+        maps = [("Direct part, logits", self.head_map)]
+        if self.effect_map is not None:
+            estimated = self.exact is not None and head not in self.exact
+            maps.append((f"Lost without it{' (estimated)' if estimated else ''}, logits", self.effect_map))
         found = [_fact(name, m.gap[head], m.low[head], m.high[head]) for name, m in maps]
-        if located.head_map.has_total:
-            share = f"{round(100 * located.head_map.share[head])} %"
+        if self.head_map.has_total:
+            share = f"{round(100 * self.head_map.share[head])} %"
             found[0] = replace(found[0], note=f"{found[0].note}; {share} of the gap")
         d, auc = self.separation.d, self.separation.auc
         for name, x in (("Cohen's d", d), ("AUC", auc), ("Coupling with the evidence", self.coupling)):
@@ -273,32 +263,42 @@ class GapWords:
                 more[end] = [picture_address(images[row], 96, quality=80) for row in rows]
         return more
 
-    def sections(self, located: "Located") -> list[Section]:
-        """What the page tells below the cards: nothing more."""
-        return []
-
-    def to_dict(self, located: "Located") -> dict[str, Any]:
+    def details(self) -> dict[str, Any]:
         """Concept, task, and what was measured along the concept."""
-        concept, ids = self.concept, located.rows.ids
+        concept, task, ids = self.concept, self.task, self.rows.ids
 
         def named(rows: tuple[int, ...]) -> list[str | int]:
             return [i if ids is None else str(ids[i]) for i in rows]
 
-        curves = {"curves": located.curves.get("direct"), "forward_curves": located.curves.get("forward")}
+        positive = self.rows.classes[self.rows.positive]
         return {
             "concept": {"name": concept.name, "poles": list(concept.poles), "origin": concept.origin, **concept.detail},
-            "task": {"classes": list(self.task.classes), "origin": self.task.origin, "evidence_for": self.positive},
+            "task": {"classes": list(task.classes), "origin": task.origin, "evidence_for": positive},
             "separation": self.separation.d.to_dict(),
             "auc": self.separation.auc.to_dict(),
             "coupling": self.coupling.to_dict(),
-            **{name: None if found is None else found.to_dict() for name, found in curves.items()},
+            "curves": self.curves.get("direct"),
+            "forward_curves": self.curves.get("forward"),
             "texts": [span.to_dict() for span in self.spans],
-            "extremes": [
-                {"head": list(e.head), "most": named(e.most), "least": named(e.least)} for e in located.extremes
-            ],
+            "extremes": [{"head": list(e.head), "most": named(e.most), "least": named(e.least)} for e in self.extremes],
         }
 
 
 def _fact(name: str, value: float, low: float, high: float) -> Fact:
     figure, *between = (signed(x, 2).removeprefix("+") for x in (value, low, high))
     return Fact(name, figure, " to ".join(between))
+
+
+def beats(gap: Difference, accuracy: Difference) -> tuple[bool, str]:
+    """Whether an edit beats another, by the changes from the other to it: better in one and not worse in the other."""
+    better: list[str] = []
+    worse: list[str] = []
+    if gap.significant:
+        smaller = abs(gap.b or 0) < abs(gap.a or 0)
+        (better if smaller else worse).append("a smaller gap" if smaller else "a larger gap")
+    if accuracy.significant:
+        higher = (accuracy.value or 0) > 0
+        (better if higher else worse).append("higher accuracy" if higher else "lower accuracy")
+    if not better and not worse:
+        return False, "not beaten, no significant difference"
+    return bool(better and not worse), f"{'not ' if worse else ''}beaten, with {' and '.join(better + worse)}"

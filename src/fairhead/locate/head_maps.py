@@ -55,10 +55,6 @@ class HeadMap:
         """Whether the interval of the whole gap leaves 0 out; where it does not, shares of it mean little."""
         return self.total_low > 0 or self.total_high < 0
 
-    def marking(self, selected: tuple[Head, ...]) -> "HeadMap":
-        """The same map with heads marked that were chosen elsewhere, as on the other half of the rows."""
-        return replace(self, selected=selected)
-
     def to_dict(self) -> dict[str, Any]:
         """The JSON form, which is also the data of a report's "headmap" section."""
         first, second = self.groups

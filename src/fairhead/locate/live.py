@@ -18,13 +18,12 @@ import numpy as np
 
 from fairhead.errors import FairheadError, InputError
 from fairhead.heads.named_heads import check_heads
-from fairhead.locate.ablation import layer_matched
-from fairhead.locate.answer import finite
 from fairhead.locate.edits import parsed
 from fairhead.locate.head_maps import Head
 from fairhead.locate.locate_settings import LocatePlan
+from fairhead.locate.located import finite
 from fairhead.locate.session import Opened
-from fairhead.locate.studies import Edited
+from fairhead.locate.studies import Edited, layer_matched
 from fairhead.report.form import is_head
 from fairhead.report.markup import fill
 from fairhead.report.wording import head_name, metric_name
@@ -46,6 +45,7 @@ class Live:
         self.opened, self.plan, self.folder, self.chosen = opened, plan, folder, tuple(chosen)
         self.question = opened.question
         self.rows = self.question.rows.take(self.question.reported)
+        self.shown = self.question.located.in_table  # the figures that the report of such a question tells
         self.kinds = tuple(kind for kind in self.question.kinds if kind != "resample")
         self._direct: dict[str, Edited] = {}
         self._one_at_a_time = threading.Lock()  # the model
@@ -87,11 +87,6 @@ class Live:
             if metric in self.shown
         ]
         return {"heads": [head_name(*head) for head in chosen], "figures": figures, "controls": len(sets), "note": note}
-
-    @cached_property
-    def shown(self) -> tuple[str, ...]:
-        """The figures that the report of such a question tells."""
-        return self.question.words((), self.plan).in_table
 
     def prove(self, heads: Sequence[Sequence[int]], kind: str) -> dict[str, Any]:
         """The same in a true forward pass, paired, with intervals."""

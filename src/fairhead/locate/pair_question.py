@@ -3,42 +3,30 @@
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fairhead.data import Images
 from fairhead.errors import InputError
 from fairhead.language.benchmarks import all_benchmarks
 from fairhead.language.packing import TokenSequence
 from fairhead.language.scorer import Scorer
-from fairhead.locate.ablation import (
-    among_controls,
-    edit_words,
-    headline,
-    interval,
-    mapped,
-    outcome,
-)
 from fairhead.locate.edits import TEXT_KINDS, TextEdits, parsed
-from fairhead.locate.engine import Extremes, Question
+from fairhead.locate.engine import Question
 from fairhead.locate.head_maps import Head, HeadMap
 from fairhead.locate.locate_settings import LocatePlan
+from fairhead.locate.located import Extremes, Located, among_controls, interval, outcome
 from fairhead.locate.log_odds import PairTerms, encoded_texts, whole
 from fairhead.locate.pair_rows import TextPairs, halves_of_pairs
 from fairhead.locate.passes import has_tf32, text_passes
-from fairhead.locate.studies import Edited
+from fairhead.locate.studies import Edited, Study
 from fairhead.report.page import Sentence
 from fairhead.report.sections import Section
 from fairhead.report.sections.headmap import Fact
 from fairhead.report.sections.plain import Text
 from fairhead.report.wording import head_name, p_value, signed
 from fairhead.stats import adjust
-
-if TYPE_CHECKING:
-    from fairhead.locate.engine import Located
-    from fairhead.locate.studies import Study
 
 _EXTREMES = 3
 _FEW = 50
@@ -60,11 +48,11 @@ class CategoryPart:
     p_adjusted: float  # of no part, corrected by Holm over all categories
 
 
-@dataclass(frozen=True)
-class PairWords:
-    """What is told of log-odds."""
+@dataclass(frozen=True, kw_only=True)
+class PairLocated(Located):
+    """What is found of the log-odds of pairs."""
 
-    pairs: TextPairs  # all of them
+    rows: TextPairs
     sums: Mapping[str, float]  # mean log-odds of the reporting half by heads, embedding and MLPs, biases and entropy
     by_category: tuple[CategoryPart, ...]  # the chosen heads' direct part by category
 
@@ -73,7 +61,7 @@ class PairWords:
     gaps: ClassVar[tuple[str, ...]] = ("log_odds", "log_odds_size", "ss")
     figure: ClassVar[str] = "figure"
     caption: ClassVar[str] = "p layer: of random heads of the same layers lowering it as much"
-    edits: ClassVar[Mapping[str, str]] = {
+    edit_names: ClassVar[Mapping[str, str]] = {
         "mean": "replacing what they write by its mean",
         "zero": "silencing them",
         "resample": "giving them what they wrote at a token of another text",
@@ -89,14 +77,15 @@ class PairWords:
     def name(self) -> str:
         """Of the benchmark, as its authors write it."""
         titles = {benchmark.name: benchmark.title for benchmark in all_benchmarks()}
-        return {**_OWN, **titles}.get(self.pairs.name, self.pairs.name)
+        return {**_OWN, **titles}.get(self.rows.name, self.rows.name)
 
     @property
     def title(self) -> str:
         """Of the report."""
         return f"Heads that carry the stereotypes of {self.name}"
 
-    def question(self, located: "Located") -> str:
+    @property
+    def question(self) -> str:
         """What is asked."""
         return (
             f"A language model reads pairs of texts of {self.name}, a stereotype and an anti-stereotype. Which "
@@ -104,25 +93,25 @@ class PairWords:
             "are changed?"
         )
 
-    def opening(self, located: "Located") -> Sentence:
+    def opening(self) -> Sentence:
         """The log-odds, which heads, and their part."""
-        first, second = self.pairs.poles
-        whole = located.head_map
+        first, second = self.rows.poles
+        whole = self.head_map
         opening = (
             f"The log-odds of {first} against {second} are {signed(whole.total)} nats on average ({whole.n} pairs, "
             f"95 % interval {signed(whole.total_low)} to {signed(whole.total_high)})"
             + ("" if whole.has_total else ", not significant")
         )
-        if not located.ranked:
+        if not self.ranked:
             text = f"{opening}. No head carries a significant part of that in the half that heads are chosen on."
             return Sentence(text, "unclear")
-        ranking = located.effect_map or whole
-        part = sum(ranking.gap[head] for head in located.ranked)
-        what = "their direct part is" if located.effect_map is None else "what is lost without each alone adds up to"
-        tone, half = "note" if located.confirmed else "unclear", "other" if located.chosen_here else "reporting"
-        return Sentence(f"{headline(located)} {opening}. In the {half} half {what} {signed(part)} nats.", tone)
+        ranking = self.effect_map or whole
+        part = sum(ranking.gap[head] for head in self.ranked)
+        what = "their direct part is" if self.effect_map is None else "what is lost without each alone adds up to"
+        tone, half = "note" if self.confirmed else "unclear", "other" if self.chosen_here else "reporting"
+        return Sentence(f"{self.headline()} {opening}. In the {half} half {what} {signed(part)} nats.", tone)
 
-    def effect(self, study: "Study") -> Sentence:
+    def effect(self, study: Study) -> Sentence:
         """What an edit did to the log-odds, and to the texts' likelihood."""
         change, damage = study.change("log_odds"), study.change("nll")
         assert change is not None
@@ -130,7 +119,7 @@ class PairWords:
         assert change.b is not None
         ablation = next((a for a in study.ablations if a.change is change), None)
         text = (
-            f"{edit_words(self, study, start=True)} changes the mean log-odds from {signed(change.a)} to "
+            f"{self.edit_words(study)} changes the mean log-odds from {signed(change.a)} to "
             f"{signed(change.b)} nats ({interval(change)}).{'' if ablation is None else ' ' + among_controls(ablation)}"
         )
         cost = False
@@ -142,37 +131,26 @@ class PairWords:
         modest = found.tone == "good" and (cost or study.way == "direct")
         return Sentence(text + found.text, "note" if modest else found.tone)
 
-    def baseline(self, studies: "Sequence[Study]") -> list[Sentence]:
-        """Log-odds have no edit of the whole output."""
-        return []
-
-    def baseline_table(self, studies: "Sequence[Study]") -> None:
-        """There are no baselines."""
-
-    def done(self, located: "Located") -> str:
+    def done(self) -> str:
         """How it was found."""
-        n = int(located.choosing.sum()), int((~located.choosing).sum())
+        n = int(self.choosing.sum()), int((~self.choosing).sum())
         sums = "; ".join(f"{name} {signed(value)}" for name, value in self.sums.items())
-        origin = f"chosen on {n[0]} pairs" if located.chosen_here else located.origin
+        origin = f"chosen on {n[0]} pairs" if self.chosen_here else self.origin
         return (
             "The log-odds of each pair were taken apart into a sum of terms, one a head, with each position's own "
             f"norm. Heads were {origin}; every figure here is of {n[1]} pairs. Edits act on all tokens and were "
             f"learned on the other {n[0]}. Mean log-odds by term, in nats: {sums}."
         )
 
-    def maps(self, located: "Located") -> dict[str, Section]:
+    def maps(self) -> dict[str, Section]:
         """The direct parts, and what is lost without each head."""
-        maps = {"Direct part": mapped(located, located.head_map, "Each head's direct part in the log-odds")}
-        if located.effect_map is not None:
+        maps = {"Direct part": self.mapped(self.head_map, "Each head's direct part in the log-odds")}
+        if self.effect_map is not None:
             title = "What is lost of the log-odds without each head"
-            maps["Effect"] = mapped(located, located.effect_map, title)
+            maps["Effect"] = self.mapped(self.effect_map, title)
         return maps
 
-    def ends(self, ends: Extremes, images: Images | None) -> dict[str, Any]:
-        """What else the card of a chosen head has: nothing."""
-        return {}
-
-    def sections(self, located: "Located") -> list[Section]:
+    def sections(self) -> list[Section]:
         """Parts by category, and the pairs at the ends of heads."""
         lines = [
             f"{part.value} ({part.n} pairs, log-odds {signed(part.log_odds, 2)}): part of the chosen heads "
@@ -181,48 +159,48 @@ class PairWords:
         ]
         lines += [
             f"{head_name(*e.head)} does most for the {pole} in: " + " / ".join(self._texts(i) for i in rows)
-            for e in located.extremes
-            for pole, rows in zip(self.pairs.poles, (e.most, e.least), strict=True)
+            for e in self.extremes
+            for pole, rows in zip(self.rows.poles, (e.most, e.least), strict=True)
         ]
         return [Text(title="By category, and at the ends", text="\n\n".join(lines))]
 
-    def facts(self, located: "Located", head: Head) -> list[Fact]:
+    def facts(self, head: Head) -> list[Fact]:
         """The figures of a head."""
         facts = []
-        maps = {"Direct part, nats": located.head_map, "Lost without it, nats": located.effect_map}
+        maps = {"Direct part, nats": self.head_map, "Lost without it, nats": self.effect_map}
         for name, found in ((name, found) for name, found in maps.items() if found is not None):
             ends = f"{signed(found.low[head])} to {signed(found.high[head])}"
             note = f"{ends}, adjusted p {p_value(float(found.p_adjusted[head]))}"
             facts.append(Fact(name, signed(found.gap[head]), note))
         return facts
 
-    def to_dict(self, located: "Located") -> dict[str, Any]:
+    def details(self) -> dict[str, Any]:
         """Benchmark, poles, and log-odds by term and category."""
 
         def named(rows: Sequence[int]) -> list[dict[str, str]]:
-            return [{"id": self.pairs.ids[row], "texts": self._texts(row)} for row in rows]
+            return [{"id": self.rows.ids[row], "texts": self._texts(row)} for row in rows]
 
         return {
-            "benchmark": self.pairs.name,
-            "poles": list(self.pairs.poles),
+            "benchmark": self.rows.name,
+            "poles": list(self.rows.poles),
             "log_odds_by_term": dict(self.sums),
-            "curves": located.curves["forward"].to_dict() if "forward" in located.curves else None,
+            "curves": self.curves.get("forward"),
             "by_category": [asdict(part) for part in self.by_category],
             "extremes": [
-                {"head": list(e.head), "first": named(e.most), "second": named(e.least)} for e in located.extremes
+                {"head": list(e.head), "first": named(e.most), "second": named(e.least)} for e in self.extremes
             ],
         }
 
     def _texts(self, row: int) -> str:
-        two = self.pairs.texts[row * self.pairs.per_pair : row * self.pairs.per_pair + 2]
+        two = self.rows.texts[row * self.rows.per_pair : row * self.rows.per_pair + 2]
         return " | ".join(f"{text.prefix}{text.continuation}".strip() for text in two)
 
 
 class PairQuestion(Question):
     """The log-odds of pairs of texts, seen from the pole that the choosing half prefers."""
 
+    located = PairLocated
     kinds = TEXT_KINDS
-
     ranks = ("gap", "effect")
     correction = "holm"
 
@@ -305,11 +283,11 @@ class PairQuestion(Question):
         rows = self.reported
         return Extremes.of(head, self.parts[rows, head.layer, head.head], count or _EXTREMES, rows)
 
-    def words(self, ranked: tuple[Head, ...], plan: LocatePlan) -> PairWords:
+    def details(self, ranked: tuple[Head, ...], plan: LocatePlan) -> dict[str, Any]:
         """Log-odds by term, and the chosen heads' part by category."""
         kept, rows = self.terms.take(self.reported), self.rows.take(self.reported)
         sums = {name: float(rows.weights @ values) for name, values in whole(kept)}
-        return PairWords(self.rows, sums, parts_by_category(kept, rows, ranked, plan.level))
+        return {"sums": sums, "by_category": parts_by_category(kept, rows, ranked, plan.level)}
 
 
 def parts_by_category(

@@ -25,9 +25,9 @@ from fairhead.locate.directions import (
     task_from_images,
     task_from_texts,
 )
+from fairhead.locate.dose import learn_gains
 from fairhead.locate.edits import HeadEdits, parsed
 from fairhead.locate.engine import Question
-from fairhead.locate.gains import learn_gains
 from fairhead.locate.gap_question import NO_TEXTS, GapQuestion
 from fairhead.locate.gap_words import STAND_IN
 from fairhead.locate.head_features import Array, Features, collect

@@ -1,8 +1,10 @@
 """What edits of heads do: the figures before and after, random heads beside them, and single heads taken out."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import chain
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, combinations, product
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -10,14 +12,12 @@ from numpy.typing import NDArray
 
 from fairhead.audit.audit_results import Comparison
 from fairhead.errors import InputError
-from fairhead.locate.ablation import Ablation, Controls, layer_matched, norm_matched
 from fairhead.locate.head_features import Array
-from fairhead.locate.head_maps import Head, HeadMap, largest_first
+from fairhead.locate.head_maps import Head, HeadMap
 from fairhead.locate.locate_settings import LocatePlan
 from fairhead.stats import Difference
 
 if TYPE_CHECKING:
-    from fairhead.locate.engine import Question
     from fairhead.locate.pair_rows import TextPairs
     from fairhead.locate.rows import Evaluation
 
@@ -27,7 +27,130 @@ Rows: TypeAlias = "Evaluation | TextPairs"
 # Sets of heads -> what is read with each of them edited; the empty set is the model as it is.
 Edited = Callable[[Sequence[Sequence[tuple[int, int]]]], Sequence[Array]]
 Mask = NDArray[np.bool_]
-_EXACT = 16  # heads that are run, where others are estimated
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """The effect of taking heads out on one metric, against matched controls."""
+
+    selected: tuple[Head, ...]  # the heads taken out
+    change: Difference  # the metric before (a) and after (b), paired over rows, with interval and p-value
+    controls: tuple[float, ...]  # the change of the metric when each control set is taken out instead
+    exhaustive: bool  # whether the controls are all that there are
+    accuracy: Difference | None = None  # the change of accuracy, where known
+    control_accuracy: tuple[float, ...] = ()  # the change of accuracy under each control set, where known
+
+    @property
+    def percentile(self) -> float:
+        """Share of the control sets that lower the metric at least as much: near 0 is a strong finding."""
+        return float(np.mean(self._as_low))
+
+    @property
+    def p_controls(self) -> float:
+        """How often a random set would lower the metric as much: (1 + k) / (1 + sets), one-sided."""
+        return float((1 + self._as_low.sum()) / (1 + len(self.controls)))
+
+    @property
+    def _as_low(self) -> Mask:
+        effect = float("nan") if self.change.value is None else self.change.value
+        # Equal counts can differ in the last bit as fractions.
+        return np.asarray(self.controls) <= effect + 1e-12
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form, which is also the data of a report's "ablation" section."""
+        change, cost = self.change, self.accuracy
+        return {
+            "metric": change.metric,
+            "selected": [list(head) for head in self.selected],
+            "before": change.a,
+            "after": change.b,
+            "effect": change.value,
+            "low": change.low,
+            "high": change.high,
+            "p": change.p,
+            "controls": list(self.controls),
+            "exhaustive": self.exhaustive,
+            "percentile": self.percentile,
+            "p_controls": self.p_controls,
+            "accuracy_effect": None if cost is None else {"value": cost.value, "low": cost.low, "high": cost.high},
+            "control_accuracy": list(self.control_accuracy),
+        }
+
+
+class Controls(NamedTuple):
+    """Sets of heads, each matched to the chosen ones. `exhaustive`: all that there are."""
+
+    sets: tuple[tuple[Head, ...], ...] = ()
+    exhaustive: bool = False
+
+
+def layer_matched(selected: Sequence[tuple[int, int]], n_heads: int, *, draws: int = 200, seed: int = 0) -> Controls:
+    """Head sets with as many heads of each layer as `selected` has, leaving those out.
+
+    So many different `draws` are made where there are more than twice as many sets; otherwise all are taken.
+    """
+    taken = Counter(layer for layer, _ in selected)
+    free = {layer: [h for h in range(n_heads) if (layer, h) not in {tuple(s) for s in selected}] for layer in taken}
+    for layer, count in taken.items():
+        if len(free[layer]) < count:
+            raise InputError(
+                f"{count} of the {n_heads} heads of layer {layer} are selected; that leaves {len(free[layer])}, too "
+                "few to draw controls from: select fewer heads of one layer"
+            )
+    layers = sorted(taken)
+
+    def heads(choice: Sequence[Sequence[int]]) -> tuple[Head, ...]:
+        return tuple(Head(layer, head) for layer, some in zip(layers, choice, strict=True) for head in some)
+
+    def draw(rng: np.random.Generator) -> tuple[Head, ...]:
+        return heads([sorted(rng.choice(free[layer], taken[layer], replace=False).tolist()) for layer in layers])
+
+    count = math.prod(math.comb(len(free[layer]), taken[layer]) for layer in layers)
+    every = map(heads, product(*(combinations(free[layer], taken[layer]) for layer in layers)))
+    return _controls(len(selected), count, every, draw, draws, seed)
+
+
+def norm_matched(
+    selected: Sequence[tuple[int, int]], norms: Array, *, neighbours: int = 12, draws: int = 200, seed: int = 0
+) -> Controls:
+    """Head sets in which each chosen head is replaced by one that writes about as much, of whatever layer.
+
+    How much a head writes is the mean length of its centred term, `norms` [layers, heads]; it may be replaced by one of
+    so many `neighbours` nearest in the logarithm of that.
+    """
+    taken = {tuple(head) for head in selected}
+    free = [Head(*h) for h in np.ndindex(norms.shape) if h not in taken]
+    if len(free) < len(selected):
+        raise InputError(f"{len(selected)} heads are selected, which leaves {len(free)}: too few to draw controls from")
+    size = np.log(np.maximum(norms, 1e-12))
+    sizes, most = np.array([size[head] for head in free]), max(neighbours, len(selected))
+    near = [[free[i] for i in np.argsort(np.abs(sizes - size[tuple(head)]), kind="stable")[:most]] for head in selected]
+
+    def draw(rng: np.random.Generator) -> list[Head]:
+        return sorted(candidates[int(rng.integers(len(candidates)))] for candidates in near)
+
+    return _controls(len(selected), math.prod(map(len, near)), map(sorted, product(*near)), draw, draws, seed)
+
+
+def _controls(
+    heads: int,  # of a set; one that has a head twice is none
+    count: int,  # sets that there are, at most
+    every: Iterable[Sequence[Head]],  # all of them
+    draw: Callable[[np.random.Generator], Sequence[Head]],  # one of them
+    draws: int,
+    seed: int,
+) -> Controls:
+    """So many different draws where there are more than twice as many sets, or all sets."""
+    if not heads:
+        raise InputError("no heads were selected, so there is nothing to match controls to")
+    rng, exhaustive = np.random.default_rng(seed), count <= 2 * draws
+    found: dict[tuple[Head, ...], None] = {}  # a set that keeps the order of the draw
+    for some in every if exhaustive else (draw(rng) for _ in range(50 * draws)):
+        if len(set(some)) == heads:
+            found.setdefault(tuple(some))
+        if len(found) == draws and not exhaustive:
+            break
+    return Controls(tuple(found), exhaustive)
 
 
 class Changes(NamedTuple):
@@ -37,6 +160,10 @@ class Changes(NamedTuple):
     comparison: Comparison | None = None  # the same as an audit has it, where rows have labels and groups
     # Accuracy by class and group, as (class, group, change), where rows have them
     by_cell: tuple[tuple[str, str, Difference], ...] = ()
+
+    def change(self, metric: str) -> Difference | None:
+        """One figure before and after; None where it has no value."""
+        return next((d for d in self.differences if d.metric == metric and d.value is not None), None)
 
 
 @dataclass(frozen=True)
@@ -58,7 +185,36 @@ class Study:
 
     def change(self, metric: str) -> Difference | None:
         """One figure before and after; None where it has no value."""
-        return next((d for d in self.changes.differences if d.metric == metric and d.value is not None), None)
+        return self.changes.change(metric)
+
+    def with_after(self, rows: Rows, after: Array, plan: LocatePlan) -> "Study":
+        """The same with figures of another pass over the edited model, as of one that was saved and loaded."""
+        changes = rows.compare(self.before, after, plan)
+        new = {change.metric: change for change in changes.differences}
+        by_layer, by_norm = (
+            tuple(
+                replace(a, change=new[a.change.metric], accuracy=None if a.accuracy is None else new["accuracy"])
+                for a in ablations
+            )
+            for ablations in (self.ablations, self.norm_matched)
+        )
+        return replace(self, ablations=by_layer, norm_matched=by_norm, changes=changes, after=after)
+
+    def to_dict(self, main: Sequence[str]) -> dict[str, Any]:
+        """The JSON form; of a baseline, the `main` figures alone."""
+        content: dict[str, Any] = {"kind": self.kind, "way": self.way}
+        if self.reported is not None:  # its own changes, and from it to the reported edit of heads
+            parts = {"changes": self.changes, "heads_beside": self.reported}
+            found = {name: [d.to_dict() for d in part.differences if d.metric in main] for name, part in parts.items()}
+            return content | found
+        if not self.ablations:  # no random heads to compare with
+            content["changes"] = [change.to_dict() for change in self.changes.differences]
+        content["metrics"] = [ablation.to_dict() for ablation in self.ablations]
+        if self.changes.by_cell:
+            content["norm_matched"] = [ablation.to_dict() for ablation in self.norm_matched]
+            cells = self.changes.by_cell
+            content["accuracy_by_cell"] = [{"label": y, "group": group, **d.to_dict()} for y, group, d in cells]
+        return content
 
 
 def study(
@@ -72,42 +228,16 @@ def study(
     by_norm: Controls | None = None,
 ) -> Study:
     """Edit the chosen heads, and controls matched by layer and by how much heads write."""
+    by_norm = by_norm or Controls()
     # All at once: a true forward pass decodes the images once for all of them.
-    before, after, *rest = edited([(), ranked, *controls.sets, *(() if by_norm is None else by_norm.sets)])
+    before, after, *rest = edited([(), ranked, *controls.sets, *by_norm.sets])
     changes = rows.compare(before, after, plan)
-    found = rows.figures([before, *rest])
-    n = 1 + len(controls.sets)
-    by_layer = {name: values[1:n] - values[0] for name, values in found.items()}
-    among_norm = {name: values[n:] - values[0] for name, values in found.items()}
-    return Study(
-        kind,
-        way,
-        _against(changes.differences, by_layer, ranked, controls),
-        () if by_norm is None else _against(changes.differences, among_norm, ranked, by_norm),
-        changes,
-        np.asarray(before),
-        np.asarray(after),
+    found, n = rows.figures([before, *rest]), 1 + len(controls.sets)
+    by_layer, among_norm = (
+        _against(changes.differences, {name: x[part] - x[0] for name, x in found.items()}, ranked, some)
+        for part, some in ((slice(1, n), controls), (slice(n, None), by_norm))
     )
-
-
-def restudied(study: Study, rows: Rows, after: Array, plan: LocatePlan) -> Study:
-    """The same study with figures of another pass over the edited model, as of one that was saved and loaded."""
-    changes = rows.compare(study.before, after, plan)
-    new = {change.metric: change for change in changes.differences}
-
-    def updated(ablations: Sequence[Ablation]) -> tuple[Ablation, ...]:
-        return tuple(
-            replace(a, change=new[a.change.metric], accuracy=None if a.accuracy is None else new["accuracy"])
-            for a in ablations
-        )
-
-    return replace(
-        study,
-        ablations=updated(study.ablations),
-        norm_matched=updated(study.norm_matched),
-        changes=changes,
-        after=after,
-    )
+    return Study(kind, way, by_layer, among_norm, changes, np.asarray(before), np.asarray(after))
 
 
 def _against(
@@ -115,50 +245,16 @@ def _against(
 ) -> tuple[Ablation, ...]:
     """One ablation a figure, beside the changes [sets] that the controls make."""
     # A figure may have no value for some sets, as V where all predictions are the same.
-    known = {name: values[~np.isnan(values)] for name, values in changes.items()}
+    known = {name: tuple(values[~np.isnan(values)].tolist()) for name, values in changes.items()}
     accuracy = next((d for d in differences if d.metric == "accuracy"), None)
     ablations = []
     for change in differences:
-        if change.value is not None and len(known.get(change.metric, ())):
+        if change.value is not None and known.get(change.metric):
             others = accuracy is not None and change is not accuracy
-            ablations.append(
-                Ablation(
-                    tuple(sorted(ranked)),
-                    change,
-                    controls=tuple(known[change.metric].tolist()),
-                    exhaustive=controls.exhaustive,
-                    accuracy=accuracy if others else None,
-                    control_accuracy=tuple(known["accuracy"].tolist()) if others else (),
-                )
-            )
+            cost = (accuracy, known["accuracy"]) if others else (None, ())
+            heads = tuple(sorted(ranked))
+            ablations.append(Ablation(heads, change, known[change.metric], controls.exhaustive, *cost))
     return tuple(ablations)
-
-
-@dataclass(frozen=True)
-class CurvePoint:
-    """Heads edited together, and the figures then."""
-
-    heads: tuple[Head, ...]
-    figures: Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class Curves:
-    """How the effect grows: heads added one by one (best first), each alone, and all but one."""
-
-    metrics: tuple[str, ...]
-    added: tuple[CurvePoint, ...]
-    alone: tuple[CurvePoint, ...]
-    left_out: tuple[CurvePoint, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON form."""
-
-        def points(curve: Sequence[CurvePoint]) -> list[dict[str, Any]]:
-            return [{"heads": [list(h) for h in p.heads], **p.figures} for p in curve]
-
-        named = {"added": self.added, "alone": self.alone, "left_out": self.left_out}
-        return {"metrics": list(self.metrics), **{name: points(curve) for name, curve in named.items()}}
 
 
 def curve_sets(ranked: Sequence[Head]) -> dict[str, list[tuple[Head, ...]]]:
@@ -168,13 +264,16 @@ def curve_sets(ranked: Sequence[Head]) -> dict[str, list[tuple[Head, ...]]]:
     return {"added": added, "alone": [(h,) for h in ranked], "left_out": left_out if len(ranked) > 1 else []}
 
 
-def curves(edited: Edited, ranked: Sequence[Head], rows: Rows) -> Curves:
-    """Add-one, single-head and leave-one-out curves of heads in the order of their rank, best first."""
+def curves(edited: Edited, ranked: Sequence[Head], rows: Rows) -> dict[str, Any]:
+    """The JSON form of dose–response curves of heads, best first: the figures of each set of `curve_sets`."""
     sets = curve_sets(ranked)
     every = [*chain(*sets.values())]
     found = rows.figures(edited(every))
-    points = {heads: CurvePoint(heads, {n: float(found[n][i]) for n in rows.doses}) for i, heads in enumerate(every)}
-    return Curves(rows.doses, **{name: tuple(points[heads] for heads in part) for name, part in sets.items()})
+    points = {
+        heads: {"heads": [list(h) for h in heads], **{n: float(found[n][i]) for n in rows.doses}}
+        for i, heads in enumerate(every)
+    }
+    return {"metrics": list(rows.doses), **{name: [points[heads] for heads in part] for name, part in sets.items()}}
 
 
 def single_head_effects(
@@ -202,82 +301,3 @@ def single_head_effects(
     how = "forward pass" if heads is None else f"forward passes of {len(run)} heads, others estimated"
     measure = f"{rows.gap_name} lost without the head ({kind}, {how}), {first} minus {second}"
     return rows.score(lost, before, level, measure)
-
-
-def effects(
-    question: "Question", rows: Mask, plan: LocatePlan, kind: str, exact: tuple[Head, ...] | None = None
-) -> tuple[HeadMap, tuple[Head, ...] | None]:
-    """What the gap of some rows loses without each head alone, and the heads that were run; None for all.
-
-    One pass a head is affordable on a GPU. Elsewhere all heads are estimated (attribution patching), and those with
-    the largest estimates are run; or the `exact` ones, which were chosen so on other rows.
-    """
-    at = np.flatnonzero(rows)
-    of, passes = question.rows.take(at), question.forward(at, kind)
-    how: dict[str, Any] = {"kind": kind, "level": plan.level}
-    most = plan.exact or (None if question.fast else _EXACT)
-    estimate = None if most is None or most >= question.parts[0].size else question.estimate(at, kind)
-    if estimate is None:
-        return single_head_effects(passes, question.shape, of, **how), None
-    if exact is None:
-        # Of either sign: where a head saturates what comes after it, the slope there says little about the effect.
-        first = of.score(estimate, estimate.sum((1, 2)), plan.level)
-        exact = tuple(largest_first(np.abs(first.gap))[:most])
-    return single_head_effects(passes, question.shape, of, heads=exact, estimate=estimate, **how), exact
-
-
-@dataclass
-class Proof:
-    """What editing the chosen heads does on the reporting half."""
-
-    studies: list[Study] = field(default_factory=list)  # direct effects, one a kind, baselines, forward passes
-    curves: dict[str, Curves] = field(default_factory=dict)  # dose–response curves of the first study of either way
-    passes: Edited | None = None  # the first forward passes
-    notes: list[str] = field(default_factory=list)  # what should be known, in sentences
-
-
-def prove(question: "Question", ranked: tuple[Head, ...], plan: LocatePlan) -> Proof:
-    """Edit the chosen heads and random ones on the reporting half, in every way that was asked for."""
-    found = Proof()
-    if not ranked:
-        return found
-    kinds = plan.kinds or question.kinds
-    rows = question.rows.take(question.reported)
-    how = {"draws": plan.draws, "seed": plan.seed}
-    controls, by_norm = Controls((), exhaustive=False), None
-    try:
-        controls = layer_matched(ranked, question.shape[1], **how)
-        by_norm = None if question.norms is None else norm_matched(ranked, question.norms, **how)
-    except InputError as error:  # as where all heads of a layer were named
-        found.notes.append(f"Not compared with random heads: {error}.")
-    for kind in kinds:
-        edited = question.direct(kind, plan.seed)
-        if edited is not None:
-            found.studies.append(study(edited, ranked, rows, controls, plan, kind, "direct", by_norm))
-            found.curves = found.curves or {"direct": curves(edited, ranked, rows)}
-    forward: list[Study] = []
-    for kind in question.forward_kinds(kinds) if plan.forward else ():
-        edited = question.forward(question.reported, kind)
-        if found.passes is None:
-            found.passes = edited
-            edited([*chain(*curve_sets(ranked).values()), *controls.sets])  # one sweep for all
-            found.curves["forward"] = curves(edited, ranked, rows)
-        # Controls matched by norm would have to start at whatever layer they lie in.
-        forward.append(study(edited, ranked, rows, controls, plan, kind, "forward"))
-    for kind in question.baselines(kinds):
-        reported = (forward or found.studies)[0]
-        found.studies += _baselines(question, kind, ranked, reported, plan)
-    found.studies += forward
-    return found
-
-
-def _baselines(
-    question: "Question", kind: str, ranked: tuple[Head, ...], reported: Study, plan: LocatePlan
-) -> Iterator[Study]:
-    """One edit of what the chosen heads together add to the output, and of the whole, beside the reported edit."""
-    rows, none = question.rows.take(question.reported), Controls((), exhaustive=False)
-    for way, part in (("together", ranked), ("output", None)):
-        edited = question.at_output(kind, part)
-        if edited is not None:
-            found = study(edited, ranked, rows, none, plan, kind, way)
-            yield replace(found, reported=rows.compare(found.after, reported.after, plan))

@@ -4,8 +4,8 @@ from made_vit import HEADS, LAYERS, PLANTED, pictures, planted_vit
 
 from fairhead.locate.decompose import Decomposer
 from fairhead.locate.directions import classifier_task, concept_from_images
+from fairhead.locate.dose import learn_gains
 from fairhead.locate.edits import HeadEdits
-from fairhead.locate.gains import learn_gains
 from fairhead.locate.gap_question import GapQuestion
 from fairhead.locate.head_features import collect
 from fairhead.locate.passes import RowPasses

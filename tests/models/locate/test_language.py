@@ -27,7 +27,6 @@ from fairhead.errors import InputError, UnsupportedModel
 from fairhead.heads import tap
 from fairhead.language.benchmarks import crows_pairs, stereoset
 from fairhead.language.scorer import Scorer
-from fairhead.locate.answer import report_of, to_dict, verdict
 from fairhead.locate.edits import TextEdits
 from fairhead.locate.engine import locate
 from fairhead.locate.head_maps import score_pairs
@@ -250,8 +249,8 @@ def test_a_null_model_has_no_head_chosen() -> None:
     pairs = text_pairs(n=80, swapped=True)
     found = ask(model, pairs, take_apart(model, pairs))
     assert found.ranked == ()
-    assert "No head carries a significant part" in verdict(found)[0].text
-    render(report_of(found, {}))
+    assert "No head carries a significant part" in found.verdict()[0].text
+    render(found.report({}))
 
 
 @pytest.mark.parametrize("kind", ["zero", "mean", "resample"])
@@ -329,12 +328,12 @@ def test_stopped_runs_go_on_and_strangers_are_refused(planted, tmp_path, monkeyp
 
 
 def test_json_and_report_hold_what_was_found(located) -> None:
-    content = to_dict(located, {"model": "made"})
+    content = located.to_dict({"model": "made"})
     json.dumps(content, allow_nan=False)
     assert content["selected"][0] == list(PLANTED)
     assert content["gap"]["unit"] == "nats"
     assert {part["value"] for part in content["by_category"]} >= {"gender", "stereo", "antistereo"}
-    page = render(report_of(located, {"model": "made"}))
+    page = render(located.report({"model": "made"}))
     assert "L1H2" in page
     assert "Mean log-odds, in nats" in page
     assert sum(content["log_odds_by_term"].values()) == pytest.approx(content["gap"]["total"], abs=1e-3)

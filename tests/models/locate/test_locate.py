@@ -11,12 +11,12 @@ from transformers import RobertaConfig, RobertaForSequenceClassification
 
 import fairhead
 from fairhead.errors import InputError, UnsupportedModel
-from fairhead.locate.ablation import Ablation, layer_matched
 from fairhead.locate.decompose import Decomposer
 from fairhead.locate.directions import classifier_task
 from fairhead.locate.edits import HeadEdits
 from fairhead.locate.head_features import collect
 from fairhead.locate.head_maps import Head, score_heads, separation, top_heads
+from fairhead.locate.studies import Ablation, layer_matched
 from fairhead.stats import Difference
 
 

@@ -4,7 +4,6 @@ import pytest
 from browsing import chromium, opened_page, violations, width_of
 from made_vit import PLANTED, pictures, planted_vit
 
-from fairhead.locate.answer import report_of
 from fairhead.locate.decompose import Decomposer
 from fairhead.locate.directions import classifier_task, concept_from_images
 from fairhead.locate.engine import locate
@@ -38,7 +37,7 @@ def address(tmp_path_factory):
     wanted = {"target": 0.5, "target_metric": "DP", "forward": True, "kinds": ("mean",)}
     found = locate(question, LocatePlan(n_boot=100, draws=5, count=2, exact=4, **wanted))
     path = tmp_path_factory.mktemp("page") / "report.html"
-    path.write_text(render(report_of(found, {"seed": 0})))
+    path.write_text(render(found.report({"seed": 0})))
     return path.as_uri()
 
 

@@ -12,20 +12,20 @@ from scipy import stats
 
 import fairhead
 from fairhead.errors import InputError
-from fairhead.locate.ablation import Ablation, beats, layer_matched, outcome
-from fairhead.locate.answer import report_of, to_dict, verdict
+from fairhead.locate.answer import compare_models
 from fairhead.locate.decompose import Decomposer
 from fairhead.locate.directions import Concept, Task, classifier_task, concept_from_images
 from fairhead.locate.engine import locate
 from fairhead.locate.gap_question import GapQuestion
+from fairhead.locate.gap_words import beats
 from fairhead.locate.head_features import Features, collect
 from fairhead.locate.head_maps import Head, score_heads, separation
 from fairhead.locate.locate_settings import LocatePlan
+from fairhead.locate.located import outcome
 from fairhead.locate.passes import RowPasses, forward_passes
 from fairhead.locate.rows import Evaluation, halves_of
-from fairhead.locate.studies import study
+from fairhead.locate.studies import Ablation, layer_matched, study
 from fairhead.locate.textspan import Pool
-from fairhead.locate.two_models import compare_models
 from fairhead.report import Sentence, render
 from fairhead.stats import Difference
 
@@ -59,14 +59,14 @@ def test_the_planted_head_is_found_first(found) -> None:
     located = found[-1]
     assert located.ranked[0] == PLANTED
     assert located.head_map.share[PLANTED] > 0.8
-    assert located.words.separation.auc.value[PLANTED] > 0.95
-    assert located.words.coupling.low[PLANTED] > 0.9
-    assert located.words.spans[0].is_attribute[0]
+    assert located.separation.auc.value[PLANTED] > 0.95
+    assert located.coupling.low[PLANTED] > 0.9
+    assert located.spans[0].is_attribute[0]
 
 
 def test_every_rank_finds_it(found) -> None:
     _, pixels, decomposer, features, evaluation, located = found
-    task, concept = located.words.task, located.words.concept
+    task, concept = located.task, located.concept
     question = GapQuestion(features, evaluation, task, concept, passes=passes_over(decomposer, task, pixels))
     for rank in ("concept", "bias", "effect"):
         how = LocatePlan(n_boot=200, draws=20, count=1, rank=rank, kinds=("mean",), forward=rank == "effect")
@@ -125,10 +125,10 @@ def test_a_head_that_acts_through_later_layers_is_found_by_its_effect_alone() ->
     directly = locate(question, replace(by_effect, rank="gap", forward=False))
     assert RELAYED not in directly.ranked
     assert found.confirmed == (RELAYED,)
-    assert verdict(found)[0].text.startswith("1 of 1 chosen heads confirmed on the other half. (L0H2, of 12 heads")
-    page = render(report_of(found, {}))
+    assert found.verdict()[0].text.startswith("1 of 1 chosen heads confirmed on the other half. (L0H2, of 12 heads")
+    page = render(found.report({}))
     assert "loses without each head" in page
-    content = json.loads(json.dumps(to_dict(found, {}), allow_nan=False))
+    content = json.loads(json.dumps(found.to_dict({}), allow_nan=False))
     assert np.array(content["single_heads"]["values"]).argmax() == np.ravel_multi_index(RELAYED, (LAYERS, HEADS))
 
 
@@ -151,7 +151,7 @@ def test_heads_are_ranked_by_their_effect_on_one_half_and_reported_on_the_other(
 
             return edited
 
-    task, concept = located.words.task, located.words.concept
+    task, concept = located.task, located.concept
     question = GapQuestion(features, evaluation, task, concept, choosing=located.choosing, passes=Passes())
     again = locate(question, replace(PLAN, rank="effect", kinds=("mean",), forward=True))
     assert again.ranked == (here,)
@@ -159,12 +159,12 @@ def test_heads_are_ranked_by_their_effect_on_one_half_and_reported_on_the_other(
     assert again.effect_map.gap[here] == pytest.approx(0, abs=1e-9)
     assert again.effect_map.gap[there] == pytest.approx(3)
     assert again.confirmed == ()
-    assert verdict(again)[0].text.startswith("None of 1 chosen heads confirmed on the other half.")
+    assert again.verdict()[0].text.startswith("None of 1 chosen heads confirmed on the other half.")
 
 
 def test_heads_cannot_be_ranked_by_their_effect_without_passes(found) -> None:
     _, _, _, features, evaluation, located = found
-    question = GapQuestion(features, evaluation, located.words.task, located.words.concept)
+    question = GapQuestion(features, evaluation, located.task, located.concept)
     with pytest.raises(InputError, match="give it forward passes"):
         locate(question, LocatePlan(rank="effect", forward=True))
 
@@ -179,7 +179,7 @@ def test_editing_it_closes_the_gap_and_random_heads_do_not(found, kind) -> None:
     assert direct.percentile == 0
 
     passes = batches_of(pixels[rows])
-    edited = forward_passes(decomposer, passes, located.words.task, located.edits, kind)
+    edited = forward_passes(decomposer, passes, located.task, located.edits, kind)
     controls = layer_matched(located.ranked, HEADS, draws=PLAN.draws)
     forward = study(edited, located.ranked, evaluation.take(rows), controls, PLAN, kind, "forward")
     assert forward["DP"].change.b < 0.3
@@ -190,7 +190,7 @@ def test_editing_it_closes_the_gap_and_random_heads_do_not(found, kind) -> None:
 def test_heads_are_held_against_erasure_of_their_sum_and_of_the_whole_output(found) -> None:
     """Whatever the edit of heads is. Erasure leaves no gap of the evidence in the rows that it was learned from."""
     _, _, _, features, evaluation, located = found
-    task, concept = located.words.task, located.words.concept
+    task, concept = located.task, located.concept
     question = GapQuestion(features, evaluation, task, concept, choosing=located.choosing)
     proved = locate(question, replace(PLAN, kinds=("mean",)), [PLANTED])
     baselines = [s for s in proved.studies if s.reported is not None]
@@ -199,7 +199,7 @@ def test_heads_are_held_against_erasure_of_their_sum_and_of_the_whole_output(fou
     for baseline in baselines:
         accuracy = next(d for d in baseline.reported.differences if d.metric == "accuracy")
         assert (accuracy.a, accuracy.b) == tuple(s.change("accuracy").b for s in (baseline, proved.studies[0]))
-    page = render(report_of(proved, {}))
+    page = render(proved.report({}))
     assert "LEACE of the whole output: " in page
     assert "SPLINCE of the chosen heads" in page
     # The same rows in both halves: what was erased has no gap left there, and the rest has its own.
@@ -238,8 +238,8 @@ def test_a_part_that_rounds_to_nothing_has_no_sign(found) -> None:
     assert located.head_map.has_total
     nothing = -1e-6 * np.sign(located.head_map.total) * np.ones_like(located.head_map.gap)
     small = replace(located, head_map=replace(located.head_map, gap=nothing, share=-1e-6 * np.ones_like(nothing)))
-    assert "they make up 0 % of the gap" in verdict(small)[0].text
-    fact = small.words.facts(small, small.ranked[0])[0]
+    assert "they make up 0 % of the gap" in small.verdict()[0].text
+    fact = small.facts(small.ranked[0])[0]
     assert fact.figure == "0.00"
     assert fact.note.endswith("; 0 % of the gap")
 
@@ -251,20 +251,20 @@ def test_the_gap_of_all_terms_is_the_gap_of_the_model(found) -> None:
 
 def test_curves_fall_with_the_first_head(found) -> None:
     curves = found[-1].curves["direct"]
-    assert curves.added[0].figures["DP"] > 0.8
-    assert curves.added[1].figures["DP"] < 0.3
+    assert curves["added"][0]["DP"] > 0.8
+    assert curves["added"][1]["DP"] < 0.3
 
 
 def test_the_report_and_the_json(found) -> None:
     located = found[-1]
-    content = json.loads(json.dumps(to_dict(located, {"seed": 0}), allow_nan=False))
+    content = json.loads(json.dumps(located.to_dict({"seed": 0}), allow_nan=False))
     assert content["schema"] == "fairhead.headmap/1"
     assert content["selected"][0] == list(PLANTED)
     assert np.array(content["gap"]["values"]).shape == (LAYERS, HEADS)
-    page = render(report_of(located, {"seed": 0}))
+    page = render(located.report({"seed": 0}))
     assert f"L{PLANTED[0]}H{PLANTED[1]}" in page
     assert "Dose and response" in page
-    assert verdict(located)[1].tone in ("good", "note")
+    assert located.verdict()[1].tone in ("good", "note")
 
 
 @pytest.mark.parametrize(
@@ -315,8 +315,8 @@ def test_where_there_is_nothing_nothing_is_chosen() -> None:
     located = locate(GapQuestion(features, evaluation, task, concept), PLAN)
     assert located.ranked == ()
     assert located.studies == ()
-    assert verdict(located)[0].tone == "unclear"
-    assert "No head" in render(report_of(located, {}))
+    assert located.verdict()[0].tone == "unclear"
+    assert "No head" in render(located.report({}))
 
 
 def random_features(rng, n=240, shape=(6, 6), d=8, width=48):
@@ -382,7 +382,7 @@ def test_bias_needs_a_head_to_be_coupled_with_the_evidence() -> None:
 def test_the_rank_sum_needs_texts_of_the_attribute_too(found) -> None:
     """The planted head separates, is coupled, and writes what the attribute's texts say."""
     *_, features, evaluation, located = found
-    task, concept = located.words.task, located.words.concept
+    task, concept = located.task, located.concept
     words = np.random.default_rng(0).normal(size=(30, 16))
     ends = np.stack([concept.vector, -concept.vector]) * 9
     neutral = np.random.default_rng(1).normal(size=(20, 16))
@@ -417,7 +417,7 @@ def test_estimates_agree_with_passes_and_the_best_are_run(found) -> None:
     others = [i for i in np.ndindex(LAYERS, HEADS) if i not in some.exact]
     two = ([found.effect_map.gap[i] for i in others] for found in (some, whole))
     assert stats.spearmanr(*two).statistic > 0.9
-    assert "estimated" in to_dict(some, {})["single_heads"]["measure"]
+    assert "estimated" in some.to_dict({})["single_heads"]["measure"]
 
 
 def test_an_edit_that_changes_no_prediction_still_shows_in_the_evidence(found) -> None:
@@ -438,16 +438,16 @@ def test_an_edit_that_changes_no_prediction_still_shows_in_the_evidence(found) -
 def test_a_group_absent_from_a_half_is_named(found) -> None:
     _, _, _, features, evaluation, located = found
     with pytest.raises(InputError, match=r"dark has none of the \d+ images of the choosing half"):
-        GapQuestion(features, evaluation, located.words.task, located.words.concept, choosing=evaluation.groups == 1)
+        GapQuestion(features, evaluation, located.task, located.concept, choosing=evaluation.groups == 1)
     few = np.arange(8)
     with pytest.raises(InputError, match="use more images"):
-        GapQuestion(features.take(few), evaluation.take(few), located.words.task, located.words.concept)
+        GapQuestion(features.take(few), evaluation.take(few), located.task, located.concept)
 
 
 def test_classes_too_small_are_left_out_and_said(found) -> None:
     _, _, _, features, evaluation, located = found
     rows = np.flatnonzero((evaluation.labels == 0) | (np.arange(len(evaluation)) < 12))
-    task, concept = located.words.task, located.words.concept
+    task, concept = located.task, located.concept
     small = locate(GapQuestion(features.take(rows), evaluation.take(rows), task, concept), PLAN)
     assert small.notes[0] == f"Too few images to compare groups within: {task.classes[1]}."
 
@@ -457,9 +457,9 @@ def test_options_that_mean_nothing(found) -> None:
     with pytest.raises(InputError, match="rank is 'size'"):
         LocatePlan(rank="size")
     with pytest.raises(InputError, match="there is no class 'yes'"):
-        GapQuestion(features, evaluation, located.words.task, located.words.concept, positive="yes")
+        GapQuestion(features, evaluation, located.task, located.concept, positive="yes")
     with pytest.raises(InputError, match="they must agree"):
-        GapQuestion(features.take(np.arange(9)), evaluation, located.words.task, located.words.concept)
+        GapQuestion(features.take(np.arange(9)), evaluation, located.task, located.concept)
 
 
 def test_clusters_stay_in_one_half() -> None:
@@ -476,7 +476,7 @@ def test_two_models_differ_in_the_head_that_one_of_them_lost(found) -> None:
     columns = slice(4 * PLANTED[1], 4 * PLANTED[1] + 4)
     silent.vit.layers[PLANTED[0]].attention.o_proj.weight[:, columns] = 0
     other = collect(Decomposer(silent), batches_of(pixels), len(pixels))
-    task, concept = located.words.task, located.words.concept
+    task, concept = located.task, located.concept
     ask = {"choosing": located.choosing}
     plain = GapQuestion(features, evaluation, task, concept, **ask)
     without = GapQuestion(other, evaluation, task, concept, **ask)

@@ -18,9 +18,9 @@ from PIL import Image
 
 from fairhead.cli import main
 from fairhead.cli.locate import _asked
-from fairhead.locate.ablation import layer_matched
 from fairhead.locate.live import Live, serve
 from fairhead.locate.session import open_question
+from fairhead.locate.studies import layer_matched
 
 HEADS = [[0, 1], [1, 0]]
 
