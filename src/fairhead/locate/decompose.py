@@ -10,7 +10,7 @@ The mean that a LayerNorm takes out is taken out of each term separately, which 
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,29 +19,12 @@ from torch.utils.hooks import RemovableHandle
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.heads import Reading, output_weight, tap
 from fairhead.heads.requests import take
-from fairhead.locate.streams import Norm, Stream, stream_of
-from fairhead.locate.token_pools import AttentionPool, MeanPool, Reads, Terms
+from fairhead.locate.streams import AttentionPool, MeanPool, Norm, Path, Reads, Stream, Terms, stream_of
 
 # The share of the output that may be lost to rounding before a decomposition is refused.
 _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
 _LOW_PRECISION = 0.1
-
-
-class _Path(NamedTuple):
-    """How a term goes to the output: a matrix [d', D], and the norms whose deviation divides it."""
-
-    matrix: Tensor
-    norms: tuple[Norm, ...]
-
-    def before(self, norm: Norm | None) -> "_Path":
-        if norm is None:
-            return self
-        return _Path(norm.through(self.matrix), self.norms if norm.module is None else (*self.norms, norm))
-
-
-class _Constant(NamedTuple):
-    vector: Tensor
-    norms: tuple[Norm, ...]
+_READ_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6}  # of what a classifier reads
 
 
 class _Shelf:
@@ -130,7 +113,7 @@ class Decomposer:
         self._shared: list[Tensor] = []
         if split == "prs":
             self._share_equally()
-        paths = (*self._heads, *self._mlps, self._embedding)
+        paths = (*self.heads, *self._mlps, self._embedding)
         # Each once: many paths go through the same one.
         self._norms = {norm: norm.module for path in paths for norm in path.norms if norm.module is not None}
         self.head_dim = self.maps.shape[-1]
@@ -142,14 +125,13 @@ class Decomposer:
         """Walk from the output back to the first block, collecting each term's path."""
         stream, sites = self.stream, self._tap.sites
         first = output_weight(sites[0])
-        width = first.shape[0]
-        matrix = torch.eye(width, device=first.device)
+        matrix = torch.eye(first.shape[0], device=first.device)
+        self.constants: list[Path] = []
         if stream.projection is not None:
             matrix = stream.projection.weight.float()
-        self._constants: list[_Constant] = []
-        if stream.projection is not None and stream.projection.bias is not None:
-            self._constants.append(_Constant(stream.projection.bias.float(), ()))
-        path = self._through(_Path(matrix, ()), stream.final_norm)
+            if stream.projection.bias is not None:
+                self.constants.append(Path(stream.projection.bias.float(), ()))
+        path = self._through(Path(matrix, ()), stream.final_norm)
         mlps, heads, weights = [], [], []
         for site, block in zip(reversed(sites), reversed(stream.blocks), strict=True):
             path = self._through(path, block.mlp_norm)
@@ -160,17 +142,17 @@ class Decomposer:
             weights.append(output_weight(site).float())  # [D, H, d]
             bias = getattr(site.projection, "bias", None)
             if bias is not None:
-                self._constants.append(_Constant(attention.matrix @ bias.float(), attention.norms))
-        self._mlps, self._heads, self._embedding = mlps[::-1], heads[::-1], path
-        self._weights = weights[::-1]
-        terms = [torch.einsum("oD,Dhd->hod", p.matrix, w) for p, w in zip(self._heads, self._weights, strict=True)]
+                self.constants.append(Path(attention.matrix @ bias.float(), attention.norms))
+        self._mlps, self.heads, self._embedding = mlps[::-1], heads[::-1], path
+        self.weights = weights[::-1]
+        terms = [torch.einsum("oD,Dhd->hod", p.matrix, w) for p, w in zip(self.heads, self.weights, strict=True)]
         self.maps = torch.stack(terms) if self.pool is None else self.pool.maps(torch.stack(terms))
 
     @torch.no_grad()
     def _share_equally(self) -> None:
         """Terms without the last norm's centring, and what is split over all of them."""
         norm, stream = self.stream.final_norm, self.stream
-        paths = (*self._heads, *self._mlps, self._embedding)
+        paths = (*self.heads, *self._mlps, self._embedding)
         if norm is None or not norm.centred or self.pool is not None or any(path.norms != (norm,) for path in paths):
             raise UnsupportedModel(
                 f"terms as in the published decomposition (prs) need a LayerNorm at the end of the stream and no other "
@@ -181,22 +163,22 @@ class Decomposer:
         shift = torch.zeros_like(matrix[:, 0]) if norm.shift is None else before.float() @ norm.shift
         m = 2 * self.n_layers + 1
         self._shared = [matrix.sum(1) / m, shift / m]  # of the row's mean, and of the norm's shift: [d'] each
-        path = _Path(matrix, (norm,))
-        self._heads, self._mlps, self._embedding = [path] * self.n_layers, [path] * self.n_layers, path
+        path = Path(matrix, (norm,))
+        self.heads, self._mlps, self._embedding = [path] * self.n_layers, [path] * self.n_layers, path
         of_mean, of_shift = (part / self.n_heads for part in self._shared)
         maps = []
-        for site, weight in zip(self._tap.sites, self._weights, strict=True):
+        for site, weight in zip(self._tap.sites, self.weights, strict=True):
             bias = getattr(site.projection, "bias", None)
             own = torch.zeros_like(of_mean) if bias is None else matrix @ bias.float() / self.n_heads
             rest = torch.stack([own, -of_mean, of_shift], 1).expand(self.n_heads, -1, -1)
             maps.append(torch.cat([torch.einsum("oD,Dhd->hod", matrix, weight), rest], 2))
         self.maps = torch.stack(maps)
         apart = stream.projection is not None and stream.projection.bias is not None  # which comes first
-        self._constants = self._constants[:1] if apart else []
+        self.constants = self.constants[:1] if apart else []
 
-    def _through(self, path: _Path, norm: Norm | None) -> _Path:
+    def _through(self, path: Path, norm: Norm | None) -> Path:
         if norm is not None and norm.shift is not None:
-            self._constants.append(_Constant(path.matrix @ norm.shift, path.norms))
+            self.constants.append(Path(path.matrix @ norm.shift, path.norms))
         return path.before(norm)
 
     @torch.no_grad()
@@ -266,7 +248,7 @@ class Decomposer:
             return z
         return torch.einsum("blhd,lhod->blho", z, self.maps)
 
-    def _shelve(self, reading: Reading, outputs: list[Tensor], shelf: "_Shelf") -> list[RemovableHandle]:
+    def _shelve(self, reading: Reading, outputs: list[Tensor], shelf: _Shelf) -> list[RemovableHandle]:
         """Put each layer's head outputs on the shelf as soon as its block is through."""
 
         def after(layer: int) -> Callable[..., None]:
@@ -293,27 +275,25 @@ class Decomposer:
         return nn.functional.one_hot(last, mask.shape[1]).bool()
 
     def _watch(self, seen: dict[nn.Module | str, Tensor], pick: Callable[[Any], Tensor]) -> list[RemovableHandle]:
-        def keep_input(key: nn.Module | str) -> Any:
+        """Keep what goes into the norms and the first block, and what comes out of the MLPs and the end."""
+
+        def before(key: nn.Module | str) -> Callable[..., None]:
             def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
                 seen[key] = pick(args[0] if args else kwargs["hidden_states"])
 
             return hook
 
-        def keep_output(module: nn.Module, args: Any, output: Any) -> None:
-            seen[module] = pick(output)
+        def after(key: nn.Module | str) -> Callable[..., None]:
+            def hook(module: nn.Module, args: Any, output: Any) -> None:
+                seen[key] = pick(output)
 
-        stream = self.stream
-        norms = self._norms.values()
-        handles = [norm.register_forward_pre_hook(keep_input(norm), with_kwargs=True) for norm in norms]
-        handles += [block.mlp.register_forward_hook(keep_output) for block in stream.blocks]
-        start = stream.blocks[0].module
-        handles.append(start.register_forward_pre_hook(keep_input("embedding"), with_kwargs=True))
+            return hook
 
-        def keep_end(module: nn.Module, args: Any, output: Tensor) -> None:
-            seen["end"] = pick(output)
-
-        handles.append(self.stream.end.register_forward_hook(keep_end))
-        return handles
+        blocks, norms = self.stream.blocks, self._norms.values()
+        into = [*((norm, norm) for norm in norms), ("embedding", blocks[0].module)]
+        out_of = [*((block.mlp, block.mlp) for block in blocks), ("end", self.stream.end)]
+        handles = [module.register_forward_pre_hook(before(key), with_kwargs=True) for key, module in into]
+        return handles + [module.register_forward_hook(after(key)) for key, module in out_of]
 
     def _terms(self, seen: Mapping[nn.Module | str, Tensor], outputs: list[Tensor]) -> Terms:
         scales = {norm: norm.scale(seen[module]) for norm, module in self._norms.items()}
@@ -328,12 +308,12 @@ class Decomposer:
         sources = [(self._embedding, seen["embedding"])]
         sources += [(path, seen[b.mlp]) for path, b in zip(self._mlps, self.stream.blocks, strict=True)]
         if self.pool is not None:
-            return self.pool.terms(end, sources, self._heads, self._weights, outputs, self._constants, scale, self.unit)
+            return self.pool.terms(self, end, sources, outputs, scale)
         projection = self.stream.projection
         output = end if projection is None else projection(end.to(projection.weight.dtype)).float()
         length = 1 / output.norm(dim=-1) if self.unit else torch.ones_like(output[:, 0])
         others = [(x.float() @ path.matrix.T) * (length * scale(path.norms))[:, None] for path, x in sources]
-        by_layer = torch.stack([length * scale(path.norms) for path in self._heads], 1)
+        by_layer = torch.stack([length * scale(path.norms) for path in self.heads], 1)
         own = torch.stack(outputs, 1).float()
         if self._shared:
             norm = self._embedding.norms[0]
@@ -346,7 +326,7 @@ class Decomposer:
             others = [x + part for x in others]
         z = own * by_layer[:, :, None, None]
         constant = torch.zeros_like(output)
-        for vector, norms in self._constants:
+        for vector, norms in self.constants:
             constant += (length * scale(norms))[:, None] * vector
         return Terms(z, torch.stack(others, 1), constant, output * length[:, None], by_layer)
 
@@ -360,3 +340,56 @@ class Decomposer:
                 f"({type(self.stream.blocks[0].module).__name__}) add something to the stream that is not known"
             )
         self._checked = True
+
+
+@torch.no_grad()
+def reads_of(model: nn.Module, inputs: Mapping[str, Tensor]) -> Reads | None:
+    """What the linear layer `classifier` reads of a model's tokens, seen on a batch; None for the first token alone.
+
+    Known are the first token, the mean of all tokens or of those after the first few, and several of these side by
+    side, each before or after the final norm. No family is named: whatever reads so can be taken apart.
+    """
+    stream, seen = stream_of(model), dict[str, Tensor]()
+
+    def keep(key: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            x = args[0] if key == "read" else output[0] if isinstance(output, tuple) else output
+            seen[key] = x
+
+        return hook
+
+    classifier = model.get_submodule("classifier")
+    watched = {"read": classifier, "normed": stream.end, "plain": stream.blocks[-1].module}
+    handles = [module.register_forward_hook(keep(key)) for key, module in watched.items()]
+    try:
+        model(**inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    for key in ("normed", "plain"):
+        spans = _spans(seen[key].unsqueeze(1) if seen[key].dim() == 2 else seen[key], seen["read"])
+        if spans is not None:
+            first = key == "normed" and spans == ((0, 1),)
+            return None if first else Reads(spans, key == "normed")
+    raise UnsupportedModel(
+        f"the classifier of {type(model).__name__} reads {seen['read'].shape[-1]} features that are neither its first "
+        "token nor a mean of its tokens, nor these side by side: it does something more, which heads cannot be "
+        "followed through"
+    )
+
+
+def _spans(tokens: Tensor, read: Tensor) -> tuple[tuple[int, int | None], ...] | None:
+    """The spans of tokens [B, T, D] whose means, side by side, are what was read, [B, K D]; None if there are none."""
+    width, tolerance = tokens.shape[-1], _READ_TOLERANCE.get(tokens.dtype, 0.02)
+    if read.dim() != 2 or read.shape[-1] % width:
+        return None
+    tokens, found = tokens.double(), list[tuple[int, int | None]]()
+    from_here_on = tokens.flip(1).cumsum(1).flip(1) / torch.arange(tokens.shape[1], 0, -1).to(tokens)[:, None]
+    known = torch.cat([tokens[:, :1], from_here_on], 1)  # the first, and the mean of those from each one on
+    for part in read.double().split(width, -1):
+        miss = (known - part[:, None]).abs().amax((0, 2)) / part.abs().max()
+        best = int(miss.argmin())
+        if not miss[best] <= tolerance:
+            return None
+        found.append((0, 1) if best == 0 else (best - 1, None))
+    return tuple(found)

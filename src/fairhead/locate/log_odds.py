@@ -28,8 +28,8 @@ from fairhead.language.packing import TokenSequence, encode, predicting
 from fairhead.language.row_layout import Planned, quiet
 from fairhead.language.scorer import Scorer
 from fairhead.locate.decompose import Decomposer
+from fairhead.locate.head_features import keep_rows
 from fairhead.locate.pair_rows import TextPairs
-from fairhead.locate.row_store import keep_rows
 
 Array = NDArray[np.float64]
 _BLOCK = 256  # pairs read, and written to disk, at a time

@@ -14,7 +14,7 @@ from fairhead.data.datasets import digests_of
 from fairhead.errors import InputError, UnsupportedModel, check_known
 from fairhead.heads import find_sites
 from fairhead.heads.named_heads import check_heads
-from fairhead.locate.decompose import Decomposer
+from fairhead.locate.decompose import Decomposer, reads_of, stream_of
 from fairhead.locate.directions import (
     Concept,
     Task,
@@ -48,10 +48,8 @@ from fairhead.locate.prompts import (
     text_side,
 )
 from fairhead.locate.rows import Evaluation, comparable_rows, halves_of, labelled_rows, shared_labels
-from fairhead.locate.streams import stream_of
 from fairhead.locate.studies import Mask
 from fairhead.locate.textspan import Pool
-from fairhead.locate.token_pools import reads_of
 from fairhead.models import save
 from fairhead.models.batches import ImageInputs, RowInputs, TextInputs
 from fairhead.models.places import config_of, find

@@ -1,12 +1,13 @@
-"""Where a model's residual stream lies: its blocks, what they add to it, and the norms that it passes through.
+"""Where a model's residual stream lies: its blocks, the norms that it passes through, and what is read at its end.
 
 A family is data, not code. Blocks that add attention and then an `mlp` to a stream, and end in one final norm, need no
-entry; the table below is for the others. `Decomposer` checks on real inputs that what is said here adds up.
+entry; the table below is for the others. An output may be made of many tokens: by attention pooling, or by classifiers
+that read means of tokens. `Decomposer` checks on real inputs that what is said here adds up.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +15,10 @@ from torch import Tensor, nn
 from fairhead.errors import UnsupportedModel
 from fairhead.models import method_of
 
+if TYPE_CHECKING:
+    from fairhead.locate.decompose import Decomposer
+
 _FINAL_NORMS = ("layernorm", "post_layernorm", "norm", "ln_f", "final_layer_norm", "final_norm")
-_PROJECTIONS = ("visual_projection",)
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,19 @@ class Norm:
         return (square + self.eps).rsqrt()
 
 
+class Path(NamedTuple):
+    """How a term goes to the output: a matrix [d', D] or, of a constant, a vector [d'], and the norms that divide it."""
+
+    matrix: Tensor
+    norms: tuple[Norm, ...]
+
+    def before(self, norm: Norm | None) -> "Path":
+        """The path of what goes through a norm first."""
+        if norm is None:
+            return self
+        return Path(norm.through(self.matrix), self.norms if norm.module is None else (*self.norms, norm))
+
+
 @dataclass(frozen=True, eq=False)
 class BlockParts:
     """One block's modules, as `Block` names them."""
@@ -123,10 +139,10 @@ def stream_of(model: nn.Module) -> Stream:
     block = _BLOCKS.get(kind, Block())
     parts = tuple(_parts_of(module, block) for module in blocks)
     final = None if block.mlp_norm else _final_norm_of(base, name, kind)
-    projection = next((getattr(whole, p) for p in _PROJECTIONS if isinstance(getattr(whole, p, None), nn.Linear)), None)
-    pooler = getattr(base, "head", None)
+    projection, pooler = getattr(whole, "visual_projection", None), getattr(base, "head", None)
     is_pooler = type(pooler).__name__ == "SiglipMultiheadAttentionPoolingHead"
-    return Stream(base, parts, final, projection, pooler if is_pooler else None)
+    is_linear = isinstance(projection, nn.Linear)
+    return Stream(base, parts, final, projection if is_linear else None, pooler if is_pooler else None)
 
 
 def _blocks_of(base: nn.Module) -> tuple[str, Sequence[nn.Module]]:
@@ -152,14 +168,8 @@ def _parts_of(module: nn.Module, block: Block) -> BlockParts:
     def norm(path: str | None) -> Norm | None:
         return None if path is None else norm_of(_part(module, path))
 
-    return BlockParts(
-        module,
-        _part(module, block.mlp),
-        norm(block.attention_scale),
-        norm(block.mlp_scale),
-        norm(block.attention_norm),
-        norm(block.mlp_norm),
-    )
+    norms = (block.attention_scale, block.mlp_scale, block.attention_norm, block.mlp_norm)
+    return BlockParts(module, _part(module, block.mlp), *map(norm, norms))
 
 
 def _part(module: nn.Module, path: str) -> nn.Module:
@@ -214,3 +224,140 @@ def norm_of(module: nn.Module) -> Norm:
         return Norm(None, gain, None, False, 0.0)
     eps = float(getattr(module, "variance_epsilon", getattr(module, "eps", 0.0)) or 0.0)
     return Norm(module, gain * (1 + eps) ** 0.5, None, False, eps)
+
+
+class Terms(NamedTuple):
+    """A batch of outputs, taken apart. M counts the embedding and the MLPs."""
+
+    heads: Tensor  # z, [B, L, H, d]; `maps[l, h] @ z[b, l, h]` is the term of a head
+    others: Tensor  # terms of the embedding (first) and of each layer's MLP (then, and of a pool's, last), [B, M, d']
+    constant: Tensor  # what biases add, [B, d']
+    output: Tensor  # the model's own output, [B, d']
+    # [B, L]: a head's z is its own output times this. None after a pool, which reads many tokens.
+    scale: Tensor | None
+
+
+Source = tuple[Path, Tensor]  # what is added to the stream, and how it goes to the output
+# The product of the scales of some norms, [B] or [B, T].
+Scale = Callable[[tuple[Norm, ...]], Tensor]
+
+
+class AttentionPool:
+    """A pooling head: a learned query looks at all tokens; an MLP adds to what it sees.
+
+    The pool needs every token of every layer, so a batch holds them all at once: choose smaller batches.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        whole: Any = module
+        self._module = whole
+        attention: nn.MultiheadAttention = whole.attention
+        self._heads = attention.num_heads
+        width = attention.embed_dim
+        assert attention.in_proj_weight is not None
+        w_q, w_k, w_v = attention.in_proj_weight.detach().float().chunk(3)
+        b_q, b_k, b_v = attention.in_proj_bias.detach().float().chunk(3)
+        split = (self._heads, width // self._heads)
+        self._query = (whole.probe.detach().float().reshape(width) @ w_q.T + b_q).unflatten(0, split)  # [P, e]
+        self._key, self._key_bias = w_k.unflatten(0, split), b_k.unflatten(0, split)  # [P, e, D]
+        self._value = w_v.unflatten(0, split)
+        out = attention.out_proj.weight.detach().float()
+        self._out = out.unflatten(1, split)  # [D, P, e]
+        self._bias = out @ b_v + attention.out_proj.bias.detach().float()  # attention sums to 1, so b_v passes whole
+
+    def maps(self, maps: Tensor) -> Tensor:
+        """A pooled head has no few dimensions of its own: its term is kept as it is, and all maps are one."""
+        layers, heads, width, _ = maps.shape
+        return torch.eye(width).to(maps).expand(layers, heads, width, width)
+
+    def output(self, end: Tensor) -> Tensor:
+        """The pooled output of tokens [B, T, D], by the module itself: [B, D]."""
+        return self._module(end)  # type: ignore[no-any-return]
+
+    def terms(
+        self, whole: "Decomposer", end: Tensor, sources: Sequence[Source], outputs: Sequence[Tensor], scale: Scale
+    ) -> Terms:
+        """Terms of the pooled output; `end` [B, T, D] is what the pool sees, `outputs` the heads', [B, T, H, d]."""
+        logits = torch.einsum("pe,btpe->bpt", self._query, torch.einsum("btD,peD->btpe", end, self._key))
+        logits = logits + (self._query * self._key_bias).sum(-1)[:, None]
+        look = (logits * self._query.shape[-1] ** -0.5).softmax(-1)  # [B, P, T]
+        pooled = self._pool(torch.einsum("bpt,btD->bpD", look, end)) + self._bias
+        module = self._module
+        mlp = module.mlp(module.layernorm(pooled.to(module.layernorm.weight.dtype))).float()
+        output = pooled + mlp
+        length = 1 / output.norm(dim=-1) if whole.unit else torch.ones_like(output[:, 0])
+
+        def through(path: Path, x: Tensor) -> Tensor:  # [B, T, D] -> [B, D]
+            seen = torch.einsum("bpt,btD->bpD", look * scale(path.norms)[:, None], x.float())
+            return self._pool(seen @ path.matrix.T) * length[:, None]
+
+        others = [through(path, x) for path, x in sources]
+        others.append(mlp * length[:, None])
+        terms = []
+        for path, weight, x in zip(whole.heads, whole.weights, outputs, strict=True):
+            seen = torch.einsum("bpt,bthd->bphd", look * scale(path.norms)[:, None], x.float())
+            written = torch.einsum("bphd,Dhd->bphD", seen, weight) @ path.matrix.T
+            terms.append(torch.einsum("bphD,peD,ope->bho", written, self._value, self._out) * length[:, None, None])
+        constant = self._bias.expand_as(output) * length[:, None]
+        for vector, norms in whole.constants:
+            seen = torch.einsum("bpt,D->bpD", look * scale(norms)[:, None], vector)
+            constant = constant + self._pool(seen) * length[:, None]
+        return Terms(torch.stack(terms, 1), torch.stack(others, 1), constant, output * length[:, None], None)
+
+    def _pool(self, seen: Tensor) -> Tensor:
+        """What each pooling head saw [B, P, D] through its value and output matrices: [B, D]."""
+        return torch.einsum("bpe,ope->bo", torch.einsum("bpD,peD->bpe", seen, self._value), self._out)
+
+
+class Reads(NamedTuple):
+    """What a classifier reads: means over spans of tokens, side by side."""
+
+    spans: tuple[tuple[int, int | None], ...]  # from one token to before another, or (None) to the last
+    normed: bool = True  # whether the tokens went through the final norm
+
+
+class MeanPool:
+    """Means over spans of tokens, side by side: the output is as wide as K tokens, and a head's z as K of its outputs.
+
+    A mean is linear in what a head writes at each token, so z is the mean of its outputs, each times the scalar of its
+    own token. Like `AttentionPool` it needs every token of every layer.
+    """
+
+    def __init__(self, reads: Reads) -> None:
+        self._spans = [slice(start, stop) for start, stop in reads.spans]
+
+    def maps(self, maps: Tensor) -> Tensor:
+        """From z to a head's term, by those of one token, [L, H, D, d]: [L, H, K D, K d]."""
+        layers, heads, width, d = maps.shape
+        each = len(self._spans)
+        found = maps.new_zeros(layers, heads, each, width, each, d)
+        for number in range(each):
+            found[:, :, number, :, number] = maps
+        return found.reshape(layers, heads, each * width, each * d)
+
+    def output(self, end: Tensor) -> Tensor:
+        """The means of tokens [B, T, D]: [B, K D]."""
+        return torch.cat([end[:, span].mean(1) for span in self._spans], -1)
+
+    def terms(
+        self, whole: "Decomposer", end: Tensor, sources: Sequence[Source], outputs: Sequence[Tensor], scale: Scale
+    ) -> Terms:
+        """Terms of the means; the arguments are those of `AttentionPool.terms`."""
+        output = self.output(end)
+        length = 1 / output.norm(dim=-1) if whole.unit else torch.ones_like(output[:, 0])
+
+        def means(
+            x: Tensor, norms: tuple[Norm, ...]
+        ) -> list[Tensor]:  # of x [B, T, ...], times the scalar of each token
+            by_token = scale(norms) * length[:, None]
+            return [
+                torch.einsum("bt,bt...->b...", by_token[:, span], x[:, span].float()) / by_token[:, span].shape[1]
+                for span in self._spans
+            ]
+
+        z = [torch.cat(means(x, path.norms), -1) for path, x in zip(whole.heads, outputs, strict=True)]
+        others = [torch.cat([mean @ path.matrix.T for mean in means(x, path.norms)], -1) for path, x in sources]
+        constant, one = torch.zeros_like(output), torch.ones_like(end[..., :1])
+        for vector, norms in whole.constants:
+            constant += torch.cat([mean * vector for mean in means(one, norms)], -1)
+        return Terms(torch.stack(z, 1), torch.stack(others, 1), constant, output * length[:, None], None)

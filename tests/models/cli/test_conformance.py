@@ -454,7 +454,7 @@ def test_features_are_read_from_a_read_only_folder_and_refused_where_they_are_cu
     main(words)
     Path("kept", ".lock").unlink()
     with monkeypatch.context() as patch:  # root may write to any folder
-        patch.setattr("fairhead.locate.row_store.os.access", lambda path, mode: False)
+        patch.setattr("fairhead.locate.head_features.os.access", lambda path, mode: False)
         main(words)
     assert not Path("kept", ".lock").exists()
     noted = json.loads(Path("kept", "features.json").read_text())

@@ -9,9 +9,9 @@ from torch import nn
 import fairhead
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.heads import tap
-from fairhead.locate.decompose import Decomposer
+from fairhead.locate.decompose import Decomposer, reads_of
 from fairhead.locate.directions import classifier_task
-from fairhead.locate.token_pools import Reads, reads_of
+from fairhead.locate.streams import Reads
 
 TWO_TOWERS = ("CLIP", "SigLIP")
 IMAGES = ("ViT", "DeiT", "DINOv2", "CLIP vision", *TWO_TOWERS)

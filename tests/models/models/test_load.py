@@ -18,9 +18,8 @@ import fairhead
 from fairhead.cli import main
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.language import load_scorer
-from fairhead.locate.decompose import Decomposer
+from fairhead.locate.decompose import Decomposer, reads_of
 from fairhead.locate.directions import classifier_task, text_classifier_task
-from fairhead.locate.token_pools import reads_of
 from fairhead.mitigate import DAM, EncoderLayer
 from fairhead.mitigate.language_trainer import train_folder
 from fairhead.mitigate.two_stages import JTT

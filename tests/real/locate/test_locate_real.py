@@ -13,13 +13,13 @@ from scipy import stats
 
 from fairhead.cli import main
 from fairhead.data import Dataset, read
-from fairhead.locate.decompose import Decomposer
+from fairhead.locate.decompose import Decomposer, reads_of
 from fairhead.locate.directions import task_from_images
 from fairhead.locate.head_features import collect
 from fairhead.locate.head_maps import score_heads, top_heads
 from fairhead.locate.locate_settings import Source
 from fairhead.locate.session import open_session
-from fairhead.locate.token_pools import Reads, reads_of
+from fairhead.locate.streams import Reads
 
 
 def sentences(folder) -> dict[str, torch.Tensor]:
