@@ -28,13 +28,12 @@ from fairhead.locate.decompose import Decomposer
 from fairhead.locate.directions import Task, concept_from_images
 from fairhead.locate.edits import HeadEdits
 from fairhead.locate.gap_question import GapQuestion, direct_effect
-from fairhead.locate.head_features import Features, HeadMoments
+from fairhead.locate.head_features import Features, HeadMoments, Spanned, span_of_moments
 from fairhead.locate.head_maps import coupling, score_heads, separation, top_heads
 from fairhead.locate.locate_settings import LocatePlan, Source
 from fairhead.locate.rows import Evaluation
 from fairhead.locate.session import open_question
 from fairhead.locate.studies import layer_matched, single_head_effects
-from fairhead.locate.textspan import Spanned, span_of_moments
 from machine import interleaved_medians, machine
 
 LAYERS, HEADS, HEAD_DIM, WIDTH = 12, 12, 64, 512

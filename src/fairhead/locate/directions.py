@@ -17,7 +17,8 @@ from scipy.special import logsumexp, ndtr
 from torch import Tensor, nn
 
 from fairhead.errors import InputError, UnsupportedModel
-from fairhead.locate.head_features import Array, Features, shrunk
+from fairhead.locate.edits import shrunk
+from fairhead.locate.head_features import Array, Features
 from fairhead.locate.head_maps import check_cells
 from fairhead.locate.prompts import Prompts, TextSide
 from fairhead.models.batches import class_order

@@ -19,7 +19,7 @@ from fairhead.heads import Site, Tap, tap
 from fairhead.language.packing import TokenSequence
 from fairhead.language.row_layout import quiet
 from fairhead.language.scorer import Scorer
-from fairhead.locate.head_features import Array, Features, HeadMoments, shrunk
+from fairhead.locate.head_features import Array, Features, HeadMoments
 from fairhead.locate.head_maps import check_cells
 from fairhead.locate.streams import stream_of
 
@@ -65,30 +65,17 @@ class HeadEdits:
         return replace(self, matrices={**self.matrices, "gain": scaled})
 
     @classmethod
-    def learn(
-        cls,
-        features: Features,
-        groups: NDArray[np.integer],
-        labels: NDArray[np.integer],
-        names: tuple[str, str] = ("1", "0"),
-        classes: Sequence[str] = (),
-    ) -> "HeadEdits":
-        """From the token that the features were read at."""
-        cells = check_cells(groups, labels, names, classes)
+    def learn(cls, features: Features, *rows: Any) -> "HeadEdits":
+        """From the token that the features were read at; `rows` are groups and labels, as `check_cells` takes them."""
+        cells = check_cells(*rows)
         return cls.of_moments(features.moments(cells.cell, len(cells.counts), own=True), len(features))
 
     @classmethod
     def learn_everywhere(
-        cls,
-        decomposer: "Decomposer",
-        batches: Iterable[Mapping[str, Tensor]],
-        groups: NDArray[np.integer],
-        labels: NDArray[np.integer],
-        names: tuple[str, str] = ("1", "0"),
-        classes: Sequence[str] = (),
+        cls, decomposer: "Decomposer", batches: Iterable[Mapping[str, Tensor]], *rows: Any
     ) -> "HeadEdits":
         """From all tokens, for edits that act on all of them: another pass over the images."""
-        cells = check_cells(groups, labels, names, classes)
+        cells = check_cells(*rows)
         taps = tap(decomposer.stream.base)
         sums: dict[int, list[Tensor]] = {}  # by layer: rows [cells], first [cells, H, d] and second [cells, H, d, d]
         now: list[tuple[NDArray[np.intp], Tensor | None]] = []
@@ -142,7 +129,7 @@ class HeadEdits:
 
     def moved(self, kind: str, x: Tensor, layer: int) -> Tensor:
         """By how much an edit moves one layer's own outputs x [..., H, d]."""
-        middle, matrix = (self._tensor(part).to(x) for part in self.affine(kind, layer))
+        middle, matrix = (_tensor(part).to(x) for part in self.affine(kind, layer))
         x = x - middle
         return -x if not matrix.any() else torch.einsum("hij,...hj->...hi", matrix, x) - x
 
@@ -157,16 +144,12 @@ class HeadEdits:
         if kind == "resample":
             heads.edit(where, _swap, tokens)
             return
-        parts = {layer: self.affine(kind, layer) for layer in {layer for layer, _ in where}}
+        parts = {layer: [*map(_tensor, self.affine(kind, layer))] for layer in {layer for layer, _ in where}}
         if not any(matrix.any() for _, matrix in parts.values()):
-            heads.mean(where, {layer: self._tensor(middle) for layer, (middle, _) in parts.items()}, tokens)
+            heads.mean(where, {layer: middle for layer, (middle, _) in parts.items()}, tokens)
             return
-        heads.project(
-            where,
-            {(layer, head): self._tensor(parts[layer][1][head]) for layer, head in where},
-            {(layer, head): self._tensor(parts[layer][0][head]) for layer, head in where},
-            tokens,
-        )
+        middles, matrices = ({(layer, head): parts[layer][i][head] for layer, head in where} for i in (0, 1))
+        heads.project(where, matrices, middles, tokens)
 
     def bake(self, model: nn.Module, where: Sequence[tuple[int, int]], kind: str) -> None:
         """Write an edit of all tokens (any but "resample") into W_O and its bias, for an ordinary model.
@@ -201,9 +184,22 @@ class HeadEdits:
                 if needed:
                     projection.bias.data += (block @ (middle - matrix @ middle)).to(projection.bias.dtype)
 
-    @staticmethod
-    def _tensor(array: Array) -> Tensor:
-        return torch.tensor(array, dtype=torch.float32)
+
+def shrunk(covariance: Array, n: int) -> tuple[Array, float]:
+    """A covariance that can be inverted though there are few rows: shrunk towards its mean variance, and how far.
+
+    The amount is the oracle-approximating one of Chen, Wiesel, Eldar and Hero (2010), which needs only the covariance
+    itself and n. Covariances [..., d, d] share no amount; the largest is returned.
+    """
+    d = covariance.shape[-1]
+    trace = np.trace(covariance, axis1=-2, axis2=-1)
+    alpha = (covariance**2).mean((-1, -2))
+    mu = trace / d
+    with np.errstate(invalid="ignore", divide="ignore"):
+        amount = np.where(alpha == mu**2 / d, 1.0, np.minimum(1.0, (alpha + mu**2) / ((n + 1.0) * (alpha - mu**2 / d))))
+    identity = np.eye(d) * mu[..., None, None]
+    matrix = (1 - amount)[..., None, None] * covariance + amount[..., None, None] * identity
+    return matrix, float(np.max(amount))
 
 
 def erasing(covariance: Array, group: Array, kept: Array | None = None) -> Array:
@@ -271,6 +267,10 @@ def _give_biases(sites: Sequence[Site]) -> None:
                 part.bias = nn.Parameter(part.weight.new_zeros(part.weight.shape[0]), requires_grad=False)
 
 
+def _tensor(array: Array) -> Tensor:
+    return torch.tensor(array, dtype=torch.float32)
+
+
 def _swap(x: Tensor, site: Site) -> Tensor:
     if len(x) < 2:
         raise InputError("resampling needs at least two rows in every batch")
@@ -334,19 +334,14 @@ class TextEdits(HeadEdits):
 
     def _drawn(self, layer: int, chosen: list[int]) -> Callable[[Tensor, Site], Tensor]:
         def draw(x: Tensor, site: Site) -> Tensor:
-            source = self._bank(x.device)[:, layer][:, chosen]  # [R, h, d]
-            return source[self._rows(x.shape[:-2], x.device)].to(x)
+            shape, device = x.shape[:-2], x.device
+            if device not in self._kept:
+                self._kept[device] = torch.from_numpy(self.bank).to(device)
+            # Whose output each token gets: the same in every pass and layer, so that sets differ in their heads alone.
+            if (shape, device) not in self._kept:
+                generator = torch.Generator().manual_seed(self.seed)
+                self._kept[shape, device] = torch.randint(len(self.bank), shape, generator=generator).to(device)
+            source = self._kept[device][:, layer][:, chosen]  # [R, h, d]
+            return source[self._kept[shape, device]].to(x)
 
         return draw
-
-    def _bank(self, device: torch.device) -> Tensor:
-        if device not in self._kept:
-            self._kept[device] = torch.from_numpy(self.bank).to(device)
-        return self._kept[device]
-
-    def _rows(self, shape: torch.Size, device: torch.device) -> Tensor:
-        """Whose output each token gets: the same in every pass and layer, so that sets differ in their heads alone."""
-        if (shape, device) not in self._kept:
-            generator = torch.Generator().manual_seed(self.seed)
-            self._kept[shape, device] = torch.randint(len(self.bank), shape, generator=generator).to(device)
-        return self._kept[shape, device]

@@ -15,14 +15,13 @@ from fairhead.locate.directions import Concept, Task, balanced_weights, fit_logi
 from fairhead.locate.edits import HeadEdits, check_kind
 from fairhead.locate.engine import Question, Scores
 from fairhead.locate.gap_words import GapLocated
-from fairhead.locate.head_features import Array, Features, HeadMoments, Pooled
+from fairhead.locate.head_features import Array, Features, HeadMoments, HeadTexts, Pool, Pooled, text_spans
 from fairhead.locate.head_maps import Head, HeadMap, Measure, Separation, check_cells, coupling, separation
 from fairhead.locate.locate_settings import LocatePlan, Rank
 from fairhead.locate.located import Extremes
 from fairhead.locate.passes import RowPasses
 from fairhead.locate.rows import Evaluation, comparable_rows, halves_of
 from fairhead.locate.studies import Edited, Mask, Study
-from fairhead.locate.textspan import HeadTexts, Pool, text_spans
 from fairhead.records import Records
 
 NO_TEXTS = "the rank sum needs texts, those of the attribute among them: add --texts, and a text side"

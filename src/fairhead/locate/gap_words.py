@@ -8,11 +8,11 @@ import numpy as np
 
 from fairhead.data import Images
 from fairhead.locate.directions import Concept, Task
+from fairhead.locate.head_features import HeadTexts
 from fairhead.locate.head_maps import Head, HeadMap, Measure, Separation
 from fairhead.locate.located import Extremes, Located, among_controls, interval, outcome, written
 from fairhead.locate.rows import Evaluation
 from fairhead.locate.studies import Changes, Study
-from fairhead.locate.textspan import HeadTexts
 from fairhead.report.page import Sentence
 from fairhead.report.sections import Section
 from fairhead.report.sections.attention_sections import picture_address

@@ -1,22 +1,29 @@
-"""One pass over the data, kept: every head's z by row, and its moments. Any concept, class or edit can be asked later.
+"""One pass over the data, kept: every head's z by row, its moments, and the texts that span what it writes.
 
 A row costs (layers × heads × d + M × d') numbers, whatever the number of tokens: 65 kB for CLIP B/16. Moments are sums
 by cell, so that batches, processes and resumed runs simply add up. Rows are kept in memory, or in a folder, where they
 are written as they are made: a run that was stopped goes on there, and a later one reads them.
+
+TextSpan chooses texts greedily, by the variance they explain. The published algorithm works on the rows: n × d' numbers
+a head. Everything it asks of them is a quadratic form of their second moments, so it runs on those alone, in the head's
+own d dimensions, with the same texts chosen; and as it removes each chosen text from all others, a step costs one
+product of the pool with a vector.
 """
 
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import stats
 
 from fairhead.errors import InputError
+from fairhead.locate.head_maps import Head
 from fairhead.store import locked, reading, whole_file, write_json, writing
 
 if TYPE_CHECKING:
@@ -28,10 +35,13 @@ Array = NDArray[np.float64]
 Rows = NDArray[np.float32]
 # Called with the row to start at; gives the arrays of the next rows by name, each [B, ...], block by block
 Blocks = Callable[[int], Iterable[Mapping[str, NDArray[Any]]]]
+Arrays = dict[str, NDArray[Any]]
+Told = Callable[[int, int], None] | None
 SCHEMA = "fairhead.features/1"
 _NOTES = "features.json"
 _CUT = "holds features that are cut short: remove the folder"
 _CHUNK = 512
+_NOTHING = 1e-8  # what is left of a text once it is explained, as a share of the longest
 _ARRAYS = ("heads", "others", "output", "scale")
 
 
@@ -91,23 +101,6 @@ class HeadMoments:
         """Mean of every cell, [C, L, H, d]; NaN where a cell has no rows."""
         with np.errstate(invalid="ignore", divide="ignore"):
             return self.first / self.count[:, None, None, None]
-
-
-def shrunk(covariance: Array, n: int) -> tuple[Array, float]:
-    """A covariance that can be inverted though there are few rows: shrunk towards its mean variance, and how far.
-
-    The amount is the oracle-approximating one of Chen, Wiesel, Eldar and Hero (2010), which needs only the covariance
-    itself and n. Covariances [..., d, d] share no amount; the largest is returned.
-    """
-    d = covariance.shape[-1]
-    trace = np.trace(covariance, axis1=-2, axis2=-1)
-    alpha = (covariance**2).mean((-1, -2))
-    mu = trace / d
-    with np.errstate(invalid="ignore", divide="ignore"):
-        amount = np.where(alpha == mu**2 / d, 1.0, np.minimum(1.0, (alpha + mu**2) / ((n + 1.0) * (alpha - mu**2 / d))))
-    identity = np.eye(d) * mu[..., None, None]
-    matrix = (1 - amount)[..., None, None] * covariance + amount[..., None, None] * identity
-    return matrix, float(np.max(amount))
 
 
 @dataclass(frozen=True)
@@ -182,8 +175,8 @@ def keep_rows(
     folder: str | os.PathLike[str] | None = None,  # where to write them; None keeps them in memory
     # What the rows are (model, data, ids): arrays of something else in the folder are refused
     identity: Mapping[str, Any] | None = None,
-    progress: Callable[[int, int], None] | None = None,  # called with (rows done, n)
-) -> dict[str, NDArray[Any]]:
+    progress: Told = None,  # called with (rows done, n)
+) -> Arrays:
     """Make arrays of n rows, or read those that the folder has: each [n, ...]."""
     if folder is None:
         return _filled(blocks, n, None, {"done": 0}, progress)
@@ -199,14 +192,8 @@ def keep_rows(
         return {name: np.load(path / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in names}
 
 
-def _filled(
-    blocks: Blocks,
-    n: int,
-    path: Path | None,
-    notes: Mapping[str, Any],
-    progress: Callable[[int, int], None] | None,
-) -> dict[str, NDArray[Any]]:
-    arrays: dict[str, NDArray[Any]] = {}
+def _filled(blocks: Blocks, n: int, path: Path | None, notes: Mapping[str, Any], progress: Told) -> Arrays:
+    arrays: Arrays = {}
     start = done = notes["done"]
     for block in blocks(done):
         size = len(next(iter(block.values())))
@@ -265,3 +252,149 @@ def _noted(path: Path, fresh: dict[str, Any]) -> dict[str, Any]:
             "another folder, or remove it"
         )
     return dict(found)
+
+
+class Spanned(NamedTuple):
+    """The texts chosen for one head, in order."""
+
+    chosen: NDArray[np.intp]  # positions in the pool, [m]
+    share: Array  # of the head's variance that each explains, [m]
+    rank: int  # dimensions of the span that texts were projected on
+
+
+def span_of_moments(
+    mean: Array, covariance: Array, head_map: NDArray[np.floating], texts: NDArray[np.floating], m: int = 20
+) -> Spanned:
+    """TextSpan from a head's moments: mean [d] and covariance [d, d] of z, and its map [d', d] to the output.
+
+    Of the pool [T, d'], m texts are chosen by the variance along them, each being removed from the others; fewer where
+    they explain nothing more.
+    """
+    basis, triangle = np.linalg.qr(np.asarray(head_map, dtype=np.float64))  # terms = (triangle z) in this basis
+    spread = triangle @ covariance @ triangle.T
+    centre = triangle @ mean
+    # Rows are not centred when the span is found, as in the published algorithm.
+    values, vectors = np.linalg.eigh(spread + np.outer(centre, centre))
+    kept = vectors[:, values > values[-1] * 1e-12]
+    spread = kept.T @ spread @ kept
+    pool = np.asarray(texts, dtype=np.float64) @ basis @ kept  # [T, r]
+    answer = pool @ spread  # kept up to date with the pool
+    total = float(np.trace(spread))
+    smallest = _NOTHING * float((pool**2).sum(1).max(initial=0.0))
+    chosen: list[int] = []
+    shares: list[float] = []
+    for _ in range(min(m, len(pool), pool.shape[1])):
+        scores = np.einsum("tr,tr->t", answer, pool)
+        best = int(np.argmax(scores))
+        text, length = pool[best].copy(), float(pool[best] @ pool[best])
+        if length <= smallest or total <= 0:
+            break
+        chosen.append(best)
+        shares.append(float(scores[best]) / length / total)
+        along = pool @ text / length
+        pool -= along[:, None] * text
+        answer -= along[:, None] * (spread @ text)
+    return Spanned(np.array(chosen, dtype=np.intp), np.array(shares), pool.shape[1])
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Texts to choose from, with those that name the attribute and their matched neutral controls marked."""
+
+    texts: tuple[str, ...]  # T of them
+    vectors: NDArray[np.floating]  # [T, d']
+    attribute: NDArray[np.bool_]  # which of them name the attribute, [T] bool: equally many of each pole
+    neutral: NDArray[np.bool_]  # which are their controls, [T] bool: made with the same templates
+
+    @classmethod
+    def of(
+        cls,
+        general: Sequence[str],
+        general_vectors: NDArray[np.floating],
+        attribute: Sequence[str] = (),
+        attribute_vectors: NDArray[np.floating] | None = None,
+        neutral: Sequence[str] = (),
+        neutral_vectors: NDArray[np.floating] | None = None,
+    ) -> "Pool":
+        """General descriptions, attribute prompts and neutral ones, in one pool."""
+        parts = [general_vectors, attribute_vectors, neutral_vectors]
+        vectors = np.concatenate([np.asarray(v, dtype=np.float64) for v in parts if v is not None and len(v)])
+        texts = (*general, *attribute, *neutral)
+        if len(texts) != len(vectors):
+            raise InputError(f"the pool has {len(texts)} texts and {len(vectors)} vectors; one a text is expected")
+        place = np.repeat([0, 1, 2], [len(general), len(attribute), len(neutral)])
+        return cls(texts, vectors, place == 1, place == 2)
+
+
+@dataclass(frozen=True)
+class HeadTexts:
+    """What one head's TextSpan says about an attribute."""
+
+    head: Head  # which
+    texts: tuple[str, ...]  # chosen, in order
+    share: tuple[float, ...]  # of the head's variance that each explains
+    is_attribute: tuple[bool, ...]  # whether each names the attribute
+    first: int | None  # place of the first that does, from 1; None where none does
+    count: int  # how many do
+    attribute_share: float  # of the variance, explained by them
+    p: float  # of as much under a random relabelling of the pool
+    # Of as many attribute texts among all attribute and neutral texts that were chosen; None without neutral texts
+    p_matched: float | None
+    p_adjusted: float = float("nan")  # p after Benjamini–Hochberg over the heads looked at
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return {
+            "head": list(self.head),
+            "texts": [
+                {"text": text, "share": share, "attribute": marked}
+                for text, share, marked in zip(self.texts, self.share, self.is_attribute, strict=True)
+            ],
+            "first_attribute": self.first,
+            "attribute_count": self.count,
+            "attribute_share": self.attribute_share,
+            "p": self.p,
+            "p_matched": self.p_matched,
+            "p_adjusted": self.p_adjusted,
+        }
+
+
+def text_spans(
+    moments: Pooled,
+    maps: NDArray[np.floating],
+    pool: Pool,
+    heads: Sequence[Head] | None = None,
+    *,
+    m: int = 20,
+    permutations: int = 2000,
+    seed: int = 0,
+) -> tuple[HeadTexts, ...]:
+    """TextSpan of several heads, with how surprising the attribute texts among the chosen ones are.
+
+    The choice does not know which texts name the attribute; relabelling as many random texts of the pool
+    (`permutations` times) gives the share of variance that chance would explain. Against the matched neutral texts the
+    count is hypergeometric. Moments are those of z, maps [L, H, d', d]; without `heads` it is asked of all.
+    """
+    rng, found = np.random.default_rng(seed), []
+    n_marked, n_neutral = int(pool.attribute.sum()), int(pool.neutral.sum())
+    for head in (Head(*h) for h in (np.ndindex(maps.shape[:2]) if heads is None else heads)):
+        span = span_of_moments(moments.mean[head], moments.covariance[head], maps[head], pool.vectors, m)
+        marked, size = pool.attribute[span.chosen], len(span.chosen)
+        share = float(span.share[marked].sum())
+        # Which of the chosen texts a random relabelling would mark: drawn without replacement from the pool.
+        others = len(pool.texts) - n_marked
+        hits = rng.hypergeometric(n_marked, others, size, permutations) if size else np.zeros(permutations)
+        order = rng.random((permutations, size)).argsort(1).argsort(1)
+        chance = ((order < hits[:, None]) * span.share).sum(1)
+        first, count = np.flatnonzero(marked), int(marked.sum())
+        drawn = count + int(pool.neutral[span.chosen].sum())
+        matched = float(stats.hypergeom.sf(count - 1, n_marked + n_neutral, n_marked, drawn)) if n_neutral else None
+        texts = tuple(pool.texts[i] for i in span.chosen)
+        place = int(first[0]) + 1 if len(first) else None
+        p = float((1 + (chance >= share - 1e-12).sum()) / (1 + permutations))
+        marks = tuple(bool(x) for x in marked)
+        found.append(HeadTexts(head, texts, tuple(span.share.tolist()), marks, place, count, share, p, matched))
+    if not found:
+        return ()
+    adjusted = stats.false_discovery_control([h.p for h in found])
+    return tuple(replace(h, p_adjusted=float(p)) for h, p in zip(found, adjusted, strict=True))

@@ -105,11 +105,14 @@ class Cells(NamedTuple):
 def check_cells(
     groups: NDArray[np.integer],
     labels: NDArray[np.integer],
-    names: tuple[str, str],
+    names: tuple[str, str] = ("1", "0"),
     classes: Sequence[str] = (),
     least: int = 2,
 ) -> Cells:
-    """Number the cells; both groups must have rows of every class, at least so many. `classes` are named in errors."""
+    """Number the cells; both groups must have rows of every class, at least so many.
+
+    Groups are 0 and 1, that of 1 named first; `classes` are named in errors.
+    """
     if not np.isin(groups, (0, 1)).all():
         raise InputError(f"expected two groups, coded 0 and 1; found {np.unique(groups).tolist()}")
     levels, label = np.unique(labels, return_inverse=True)

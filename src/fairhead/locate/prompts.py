@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fairhead.errors import InputError, UnsupportedModel, did_you_mean
+from fairhead.locate.head_features import Array
 from fairhead.store import read_arrays, reading, yaml_value
 
 # Texts -> [n, d'].
@@ -163,20 +164,13 @@ def _words(content: Any, where: str) -> tuple[str, ...]:
     return tuple(str(word) for word in content)
 
 
-class TextTable(NamedTuple):
-    """Texts whose vectors are known, [n, d']: a pool for TextSpan."""
-
-    texts: tuple[str, ...]
-    vectors: NDArray[np.float64]
-
-
-def read_text_table(path: str | os.PathLike[str]) -> TextTable:
-    """A table from an .npz file with `texts` [n] and `vectors` [n, d']."""
+def read_text_table(path: str | os.PathLike[str]) -> tuple[tuple[str, ...], Array]:
+    """Texts and their vectors [n, d'], a pool for TextSpan, from an .npz file with `texts` [n] and `vectors`."""
     arrays = read_arrays(path, "texts", "vectors")
     texts, vectors = tuple(str(text) for text in arrays["texts"].tolist()), arrays["vectors"].astype(np.float64)
     if len(texts) != len(vectors) or not texts:
         raise InputError(f"a table of texts needs one vector a text; found {len(texts)} texts, {len(vectors)} vectors")
-    return TextTable(texts, vectors)
+    return texts, vectors
 
 
 class ClipText:

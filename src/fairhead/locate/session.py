@@ -14,7 +14,7 @@ from fairhead.data.datasets import digests_of
 from fairhead.errors import InputError, UnsupportedModel, check_known
 from fairhead.heads import find_sites
 from fairhead.heads.named_heads import check_heads
-from fairhead.locate.decompose import Decomposer, reads_of, stream_of
+from fairhead.locate.decompose import Decomposer, reads_of
 from fairhead.locate.directions import (
     Concept,
     Task,
@@ -30,7 +30,7 @@ from fairhead.locate.edits import HeadEdits, parsed
 from fairhead.locate.engine import Question
 from fairhead.locate.gap_question import NO_TEXTS, GapQuestion
 from fairhead.locate.gap_words import STAND_IN
-from fairhead.locate.head_features import Array, Features, collect
+from fairhead.locate.head_features import Array, Features, Pool, collect
 from fairhead.locate.locate_settings import LocatePlan, Source
 from fairhead.locate.log_odds import take_apart
 from fairhead.locate.pair_question import PairQuestion
@@ -48,8 +48,8 @@ from fairhead.locate.prompts import (
     text_side,
 )
 from fairhead.locate.rows import Evaluation, comparable_rows, halves_of, labelled_rows, shared_labels
+from fairhead.locate.streams import stream_of
 from fairhead.locate.studies import Mask
-from fairhead.locate.textspan import Pool
 from fairhead.models import save
 from fairhead.models.batches import ImageInputs, RowInputs, TextInputs
 from fairhead.models.places import config_of, find
@@ -299,18 +299,18 @@ class Session:
         """The texts for TextSpan, with attribute and neutral prompts among them; None without a table of texts."""
         if self.source.texts is None:
             return None
-        table = read_text_table(self.source.texts)
-        if table.vectors.shape[1] != self.features.output.shape[1]:
+        texts, known = read_text_table(self.source.texts)
+        if known.shape[1] != self.features.output.shape[1]:
             raise InputError(
-                f"the text vectors of {self.source.texts} have {table.vectors.shape[1]} dimensions, the model's output "
+                f"the text vectors of {self.source.texts} have {known.shape[1]} dimensions, the model's output "
                 f"{self.features.output.shape[1]}: they belong to another model"
             )
         if self.text is None or self.prompts is None:
-            return Pool.of(table.texts, table.vectors)
+            return Pool.of(texts, known)
         attribute = [text for pole in self.prompts.poles for text in self.prompts.texts(pole)]
         neutral = self.prompts.neutral_texts()
         vectors = self.text(attribute), self.text(neutral) if neutral else None
-        return Pool.of(table.texts, table.vectors, attribute, vectors[0], neutral, vectors[1])
+        return Pool.of(texts, known, attribute, vectors[0], neutral, vectors[1])
 
     def edits_everywhere(self, choosing: Mask) -> HeadEdits:
         """What is put in a head's place at every token, learned on the choosing half: a pass over its rows."""

@@ -77,7 +77,7 @@ class Norm:
 
 
 class Path(NamedTuple):
-    """How a term goes to the output: a matrix [d', D] or, of a constant, a vector [d'], and the norms that divide it."""
+    """How a term goes to the output: a matrix [d', D] (of a constant, a vector [d']), and the norms that divide it."""
 
     matrix: Tensor
     norms: tuple[Norm, ...]

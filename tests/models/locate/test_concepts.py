@@ -95,9 +95,9 @@ def test_every_shipped_concept_is_balanced_with_as_many_neutral_words() -> None:
 
 def test_a_table_has_a_vector_for_each_text(tmp_path) -> None:
     np.savez(tmp_path / "t.npz", texts=np.array(["a dog", "a cat"]), vectors=np.eye(2, dtype=np.float16))
-    table = read_text_table(tmp_path / "t.npz")
-    assert table.texts == ("a dog", "a cat")
-    assert table.vectors.dtype == np.float64
+    texts, vectors = read_text_table(tmp_path / "t.npz")
+    assert texts == ("a dog", "a cat")
+    assert vectors.dtype == np.float64
     np.savez(tmp_path / "w.npz", texts=np.array(["a"]), vectors=np.eye(2))
     with pytest.raises(InputError, match="found 1 texts, 2 vectors"):
         read_text_table(tmp_path / "w.npz")

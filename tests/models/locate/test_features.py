@@ -12,7 +12,8 @@ from transformers import CLIPVisionConfig, CLIPVisionModelWithProjection
 
 from fairhead.errors import InputError
 from fairhead.locate.decompose import Decomposer
-from fairhead.locate.head_features import HeadMoments, collect, shrunk
+from fairhead.locate.edits import shrunk
+from fairhead.locate.head_features import HeadMoments, collect
 
 N = 11
 

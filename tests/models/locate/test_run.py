@@ -18,14 +18,13 @@ from fairhead.locate.directions import Concept, Task, classifier_task, concept_f
 from fairhead.locate.engine import locate
 from fairhead.locate.gap_question import GapQuestion
 from fairhead.locate.gap_words import beats
-from fairhead.locate.head_features import Features, collect
+from fairhead.locate.head_features import Features, Pool, collect
 from fairhead.locate.head_maps import Head, score_heads, separation
 from fairhead.locate.locate_settings import LocatePlan
 from fairhead.locate.located import outcome
 from fairhead.locate.passes import RowPasses, forward_passes
 from fairhead.locate.rows import Evaluation, halves_of
 from fairhead.locate.studies import Ablation, layer_matched, study
-from fairhead.locate.textspan import Pool
 from fairhead.report import Sentence, render
 from fairhead.stats import Difference
 

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fairhead.errors import InputError
-from fairhead.locate.head_features import HeadMoments
-from fairhead.locate.textspan import Pool, Spanned, span_of_moments, text_spans
+from fairhead.locate.head_features import HeadMoments, Pool, Spanned, span_of_moments, text_spans
 
 
 def span_of_rows(rows, texts, m=20, rank=64):
