@@ -5,7 +5,7 @@ A gap is a weighted sum over rows; its error is that of the sum over independent
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,7 +44,7 @@ class HeadMap:
     groups: tuple[str, str]  # the two groups, first minus second
     n: int  # rows
     clusters: int  # independent units among them (pictures, people, documents)
-    selected: tuple[Head, ...] = field(default=())  # heads chosen elsewhere, to be marked in this map
+    selected: tuple[Head, ...] = ()  # heads chosen elsewhere, to be marked in this map
     measure: str | None = None  # what `gap` is, in words; by default the gap given the label
     unit: str = "logits"  # of `gap`
     total_low: float = float("nan")  # lower end of the interval of `total`
@@ -62,16 +62,8 @@ class HeadMap:
             "measure": self.measure or f"evidence gap given the label, {first} minus {second}",
             "unit": self.unit,
             "values": self.gap.tolist(),
-            "low": self.low.tolist(),
-            "high": self.high.tolist(),
-            "p_adjusted": self.p_adjusted.tolist(),
-            "effect_size": self.effect_size.tolist(),
-            "share": self.share.tolist(),
-            "total": self.total,
-            "total_low": self.total_low,
-            "total_high": self.total_high,
-            "n": self.n,
-            "clusters": self.clusters,
+            **{name: getattr(self, name).tolist() for name in ("low", "high", "p_adjusted", "effect_size", "share")},
+            **{name: getattr(self, name) for name in ("total", "total_low", "total_high", "n", "clusters")},
             "selected": [list(head) for head in self.selected],
         }
 
@@ -144,13 +136,10 @@ def score_heads(
     """Score each head by how far apart it puts two groups of the same label; Benjamini–Hochberg over the heads."""
     cells = check_cells(groups, labels, names, classes)
     flat = _flat(evidence, total)
-    centred = cells.centred(flat)
-    weight = cells.weight
-    influence = weight[:, None] * centred
-    shape = evidence.shape[1:]
-    errors = cluster_errors(influence, clusters, cells.cell)
-    found = _head_map(weight @ flat, errors, cells.within(centred), len(flat), shape, names, level)
-    corrected = stats.false_discovery_control(found.p.ravel()).reshape(shape)
+    weight, centred = cells.weight, cells.centred(flat)
+    errors = cluster_errors(weight[:, None] * centred, clusters, cells.cell)
+    found = _head_map(weight @ flat, errors, cells.within(centred), len(flat), evidence.shape[1:], names, level)
+    corrected = stats.false_discovery_control(found.p.ravel()).reshape(found.p.shape)
     return replace(found, p_adjusted=corrected, measure=measure)
 
 
@@ -272,8 +261,7 @@ class Measure:
         return {"name": self.name, **{key: getattr(self, key).tolist() for key in maps}}
 
 
-@dataclass(frozen=True)
-class Separation:
+class Separation(NamedTuple):
     """How well heads separate two groups of the same label: Cohen's d, and AUC (0.5: not at all)."""
 
     d: Measure

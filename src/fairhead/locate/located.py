@@ -350,7 +350,7 @@ def among_controls(ablation: Ablation) -> str:
     return f"{sets}, {count} {what} ({p_text(ablation.p_controls)})."
 
 
-def names_of(heads: Sequence[Head]) -> str:
+def names_of(heads: Sequence[tuple[int, int]]) -> str:
     """Heads in a sentence."""
     return ", ".join(head_name(*head) for head in heads)
 

@@ -52,11 +52,6 @@ class PairTerms:
     def __len__(self) -> int:
         return len(self.log_odds)
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Layers and heads."""
-        return self.heads.shape[1], self.heads.shape[2]
-
     def take(self, rows: NDArray[Any]) -> "PairTerms":
         """The chosen pairs: positions, or a mask."""
         return PairTerms(**{f.name: getattr(self, f.name)[rows] for f in fields(self)})
@@ -149,16 +144,10 @@ class _Reader:
         self._checked = False
 
     def read(self, texts: Sequence[_Text]) -> PairTerms:
-        d = self._decomposer
-        n = len(texts) // 2
-        sums = {
-            "log_odds": torch.zeros(n, dtype=torch.float64),
-            "heads": torch.zeros(n, d.n_layers, d.n_heads, dtype=torch.float64),
-            "others": torch.zeros(n, d.n_layers + 1, dtype=torch.float64),
-            "constant": torch.zeros(n, dtype=torch.float64),
-            "rest": torch.zeros(n, dtype=torch.float64),
-            "readers": torch.zeros(n, d.n_layers, d.n_heads, d.head_dim),
-        }
+        layers, heads = self._decomposer.n_layers, self._decomposer.n_heads
+        shapes = {"log_odds": (), "heads": (layers, heads), "others": (layers + 1,), "constant": (), "rest": ()}
+        sums = {name: torch.zeros(len(texts) // 2, *shape, dtype=torch.float64) for name, shape in shapes.items()}
+        sums["readers"] = torch.zeros(len(texts) // 2, layers, heads, self._decomposer.head_dim)
         for batch in self._scorer.planned([text.sequence for text in texts]):
             with quiet(self._scorer.model):
                 pairs, found = self._batch(batch, texts)
@@ -185,8 +174,7 @@ class _Reader:
         pairs, mix = _mixture(batch, texts, len(token))
         weights = torch.from_numpy(mix).to(device, torch.float32)  # [k, S]
         at, chosen = torch.from_numpy(source).to(device), torch.from_numpy(token).to(device)
-        scored = self._unembedding(terms.output, at, chosen)
-        direction = scored.direction  # [S, D]
+        logprob, direction, bias = self._unembedding(terms.output, at, chosen)
         heads, readers = [], []
         for layer in range(self._decomposer.n_layers):
             z = terms.heads[:, layer]  # [P, H, d]
@@ -196,13 +184,12 @@ class _Reader:
             own = (seen * terms.scale[at, layer, None, None]).flatten(1)
             readers.append((weights @ own).view(len(pairs), *z.shape[1:]))
         linear = (terms.output[at] * direction).sum(-1)
-        constant = (terms.constant[at] * direction).sum(-1) + scored.bias
         found = {
-            "log_odds": weights @ scored.logprob,
+            "log_odds": weights @ logprob,
             "heads": torch.stack(heads, 1),
             "others": weights @ (terms.others[at] @ direction[:, :, None])[..., 0],
-            "constant": weights @ constant,
-            "rest": weights @ (scored.logprob - linear - scored.bias),
+            "constant": weights @ ((terms.constant[at] * direction).sum(-1) + bias),
+            "rest": weights @ (logprob - linear - bias),
             "readers": torch.stack(readers, 1),
         }
         return torch.from_numpy(pairs), {name: values.cpu() for name, values in found.items()}
@@ -229,14 +216,6 @@ def _mixture(batch: Planned, texts: Sequence[_Text], scored: int) -> tuple[NDArr
     return pairs.astype(np.int64), mix
 
 
-class _Scored(NamedTuple):
-    """S scored tokens: log-probability [S], its gradient in the last hidden state [S, D], and what a bias adds [S]."""
-
-    logprob: Tensor
-    direction: Tensor
-    bias: Tensor
-
-
 @dataclass(frozen=True, eq=False)
 class _Unembedding:
     """Logits = cap · tanh(scale · (h W' + b) / cap), with no cap and a scale of 1 in most families."""
@@ -251,8 +230,11 @@ class _Unembedding:
         raw = (raw if self.bias is None else raw + self.bias) * self.scale
         return raw if self.cap is None else torch.tanh(raw / self.cap) * self.cap
 
-    def __call__(self, h: Tensor, at: Tensor, token: Tensor) -> _Scored:
-        """Hidden states h [P, D]; scored token number `token[s]` is predicted at `at[s]`."""
+    def __call__(self, h: Tensor, at: Tensor, token: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Of S scored tokens, `token[s]` being predicted at `at[s]` of hidden states h [P, D].
+
+        Their log-probabilities [S], the gradients of these in the last hidden state [S, D], and what a bias adds [S].
+        """
         logits = self.logits(h)
         logs = logits.log_softmax(-1)
         p = logs.exp()
@@ -261,11 +243,10 @@ class _Unembedding:
         spread = p if slope is None else p * slope
         own = torch.ones_like(token, dtype=h.dtype) if slope is None else slope[at, token]
         direction = self.scale * (own[:, None] * self.weight[token] - (spread @ self.weight)[at])
-        if self.bias is None:
-            bias = torch.zeros_like(own)
-        else:
+        bias = torch.zeros_like(own)
+        if self.bias is not None:
             bias = self.scale * (own * self.bias[token] - (spread @ self.bias)[at])
-        return _Scored(logs[at, token], direction, bias)
+        return logs[at, token], direction, bias
 
 
 def _unembedding_of(model: Any) -> _Unembedding:

@@ -115,8 +115,6 @@ class PairLocated(Located):
         """What an edit did to the log-odds, and to the texts' likelihood."""
         change, damage = study.change("log_odds"), study.change("nll")
         assert change is not None
-        assert change.a is not None
-        assert change.b is not None
         ablation = next((a for a in study.ablations if a.change is change), None)
         text = (
             f"{self.edit_words(study)} changes the mean log-odds from {signed(change.a)} to "
@@ -146,8 +144,7 @@ class PairLocated(Located):
         """The direct parts, and what is lost without each head."""
         maps = {"Direct part": self.mapped(self.head_map, "Each head's direct part in the log-odds")}
         if self.effect_map is not None:
-            title = "What is lost of the log-odds without each head"
-            maps["Effect"] = self.mapped(self.effect_map, title)
+            maps["Effect"] = self.mapped(self.effect_map, "What is lost of the log-odds without each head")
         return maps
 
     def sections(self) -> list[Section]:
@@ -306,16 +303,8 @@ def parts_by_category(
                 scored = part.score(together[chosen, None, None], terms.log_odds[chosen], level)
                 found.append((category, value, scored))
     corrected = adjust([float(scored.p[0, 0]) for _, _, scored in found], "holm")
-    return tuple(
-        CategoryPart(
-            category,
-            value,
-            scored.n,
-            scored.total,
-            float(scored.gap[0, 0]),
-            float(scored.low[0, 0]),
-            float(scored.high[0, 0]),
-            1.0 if p is None else p,
-        )
-        for (category, value, scored), p in zip(found, corrected, strict=True)
-    )
+    parts = []
+    for (category, value, scored), p in zip(found, corrected, strict=True):
+        part, low, high = (float(x[0, 0]) for x in (scored.gap, scored.low, scored.high))
+        parts.append(CategoryPart(category, value, scored.n, scored.total, part, low, high, 1.0 if p is None else p))
+    return tuple(parts)

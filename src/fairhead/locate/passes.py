@@ -8,6 +8,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fairhead.errors import InputError
-from fairhead.heads import Site, tap
+from fairhead.heads import Site, Tap, tap
 from fairhead.language.packing import TokenSequence
 from fairhead.language.row_layout import Planned, ReadyBatch, quiet
 from fairhead.language.scorer import Scorer
@@ -45,35 +46,32 @@ def has_tf32(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
+@dataclass(frozen=True)
 class Sweep:
     """What is read of a model with each of many sets of heads edited; a set that was run is not run again."""
 
-    def __init__(
-        self,
-        stream: Stream,  # of the model
-        batches: Callable[[], Iterable[Any]],  # gives the batches from the start, each time it is called
-        read: Callable[[Any], Tensor],  # runs the model on one batch; rows of what is wanted, [B, ...], where it is
-        values: Callable[[NDArray[np.floating]], Array],  # what is handed out for rows that were read, [B, ...]
-        edits: HeadEdits,  # what is put in a head's place
-        kind: str,  # of edit
-        *,
-        tokens: int | None = None,  # 0 for the first token, None for all
-        place: NDArray[np.intp] | None = None,  # where each row lies among those that the batches give; None: as it is
-        tf32: bool = False,  # multiply in TF32
-        progress: Callable[[int, int], None] | None = None,  # called with (rows done, sets), batch after batch
-    ) -> None:
-        self._stream, self._batches, self._read, self._values = stream, batches, read, values
-        self._edits, self._kind, self._tokens = edits, kind, tokens
-        self._place, self._tf32, self._progress = place, tf32, progress
-        self._tap = tap(stream.base)
-        self._done: dict[_Heads, Array] = {}
+    stream: Stream  # of the model
+    batches: Callable[[], Iterable[Any]]  # gives the batches from the start, each time it is called
+    read: Callable[[Any], Tensor]  # runs the model on one batch; rows of what is wanted, [B, ...], where it is
+    values: Callable[[NDArray[np.floating]], Array]  # what is handed out for rows that were read, [B, ...]
+    edits: HeadEdits  # what is put in a head's place
+    kind: str  # of edit
+    tokens: int | None = None  # 0 for the first token, None for all
+    place: NDArray[np.intp] | None = None  # where each row lies among those that the batches give; None: as it is
+    tf32: bool = False  # multiply in TF32
+    progress: Callable[[int, int], None] | None = None  # called with (rows done, sets), batch after batch
+    _done: dict[_Heads, Array] = field(default_factory=dict, init=False)
+
+    @cached_property
+    def _tap(self) -> Tap:
+        return tap(self.stream.base)
 
     def __call__(self, sets: Sequence[Sequence[tuple[int, int]]]) -> list[Array]:
         """What is read with each set of heads edited; the empty set is the model as it is."""
         keys = [tuple(sorted((int(layer), int(head)) for layer, head in heads)) for heads in sets]
         new = [key for key in dict.fromkeys(keys) if key not in self._done]
         if new:
-            with matmul_precision(self._tf32):
+            with matmul_precision(self.tf32):
                 self._sweep(new)
         return [self._done[key] for key in keys]
 
@@ -81,16 +79,16 @@ class Sweep:
         found: dict[_Heads, list[Array]] = {heads: [] for heads in sets}
         starts = {heads[0][0] for heads in sets if heads}  # sorted, so the first pair has the first layer
         rows = 0
-        for inputs in self._batches():
+        for inputs in self.batches():
             plain, kept = self._plain(inputs, starts)
             read = [self._edited(inputs, heads, kept[heads[0][0]]) if heads else plain for heads in sets]
             # Only here does the processor wait for a GPU: all sets of a batch are handed over at once.
             for heads, values in zip(sets, torch.stack(read).cpu().numpy(), strict=True):
-                found[heads].append(self._values(values))
+                found[heads].append(self.values(values))
             rows += len(plain)
-            if self._progress is not None:
-                self._progress(rows, len(sets))
-        place = slice(None) if self._place is None else self._place
+            if self.progress is not None:
+                self.progress(rows, len(sets))
+        place = slice(None) if self.place is None else self.place
         self._done.update({heads: np.concatenate(parts)[place] for heads, parts in found.items()})
 
     def _plain(self, inputs: Any, starts: set[int]) -> tuple[Tensor, dict[int, Tensor]]:
@@ -103,25 +101,23 @@ class Sweep:
 
             return hook
 
-        blocks = self._stream.blocks
-        handles = [
-            blocks[layer].module.register_forward_pre_hook(keep(layer), with_kwargs=True) for layer in sorted(starts)
-        ]
+        blocks = [(layer, self.stream.blocks[layer].module) for layer in sorted(starts)]
+        handles = [block.register_forward_pre_hook(keep(layer), with_kwargs=True) for layer, block in blocks]
         try:
-            return self._read(inputs), kept
+            return self.read(inputs), kept
         finally:
             for handle in handles:
                 handle.remove()
 
     def _edited(self, inputs: Any, heads: _Heads, tokens: Tensor) -> Tensor:
         with self._tap as open_tap, self._starting_at(heads[0][0], tokens):
-            self._edits.apply(open_tap, heads, self._kind, self._tokens)
-            return self._read(inputs)
+            self.edits.apply(open_tap, heads, self.kind, self.tokens)
+            return self.read(inputs)
 
     @contextmanager
     def _starting_at(self, layer: int, tokens: Tensor) -> Iterator[None]:
         """Inside, the blocks before `layer` do nothing, and that layer gets the kept tokens."""
-        blocks = [part.module for part in self._stream.blocks]
+        blocks = [part.module for part in self.stream.blocks]
 
         def nothing(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
             return hidden_states
@@ -218,7 +214,7 @@ class RowPasses:
         slopes: Sequence[Callable[[Array], Array]],
         where: Sequence[tuple[int, int]] = (),
         now: str = "gain",
-    ) -> "Estimated":
+    ) -> Estimated:
         """What k figures of each row lose without each head alone, to first order: [n, L, H, k].
 
         Attribution patching: the gradient of a figure in what each head puts out, times what the edit changes there.

@@ -32,6 +32,7 @@ from fairhead.locate.gap_question import NO_TEXTS, GapQuestion
 from fairhead.locate.gap_words import STAND_IN
 from fairhead.locate.head_features import Array, Features, Pool, collect
 from fairhead.locate.locate_settings import LocatePlan, Source
+from fairhead.locate.located import names_of
 from fairhead.locate.log_odds import take_apart
 from fairhead.locate.pair_question import PairQuestion
 from fairhead.locate.pair_rows import halves_of_pairs, read_pairs
@@ -54,7 +55,6 @@ from fairhead.models import save
 from fairhead.models.batches import ImageInputs, RowInputs, TextInputs
 from fairhead.models.places import config_of, find
 from fairhead.report.model_card import Card, name_of
-from fairhead.report.wording import head_name
 
 Heads = Sequence[tuple[int, int]]
 Progress = Callable[[str, int, int], None]
@@ -154,13 +154,12 @@ def open_question(
     }
     notes = (*session.notes, *((STAND_IN,) if isinstance(session.text, AdaptedText) else ()))
     items = session.inputs.items
-    shown = items if isinstance(items, Images) else None
-    return Opened(question, provenance, bake, reread, notes, shown, chosen)
+    return Opened(question, provenance, bake, reread, notes, items if isinstance(items, Images) else None, chosen)
 
 
 def _card(source: Source, heads: Heads, kind: str) -> Card:
     """The README of an edited model, as long as nothing was measured of it."""
-    called, names = name_of(str(source.called)), ", ".join(head_name(*head) for head in heads)
+    called, names = name_of(str(source.called)), names_of(heads)
     return Card(
         title=f"{called} with {len(heads)} edited head{'' if len(heads) == 1 else 's'}",
         done=f"The heads {names} of {called} were edited ({kind}). What that changes was not measured on this model.",
@@ -178,12 +177,10 @@ def _open_pairs(
     PairQuestion.check(plan)
     pairs = read_pairs(source.data, source.concept, source.limit, source.seed, source.options, source.model)
     halves_of_pairs(pairs, source.seed)  # a mistake there should not wait for the model
-    scorer = load_scorer(
-        source.model, device=source.device, dtype="float32", start=source.start, tokenizer=source.beside
-    )
+    how: dict[str, Any] = {"device": source.device, "dtype": "float32"}
+    scorer = load_scorer(source.model, **how, start=source.start, tokenizer=source.beside)
     check_heads(heads or (), [site.n_heads for site in find_sites(scorer.model)])
-    told = _stage(progress, "pairs")
-    terms = take_apart(scorer, pairs, folder=features, progress=lambda done, total: told(done, total))
+    terms = take_apart(scorer, pairs, folder=features, progress=_stage(progress, "pairs"))
     question = PairQuestion(scorer, pairs, terms, tf32=source.tf32, seed=source.seed, progress=progress)
 
     def bake(folder: Path, heads: Heads, kind: str) -> None:
@@ -193,7 +190,7 @@ def _open_pairs(
 
     def reread(folder: Path) -> Array:
         saved = copy.copy(question)
-        saved.scorer = load_scorer(str(folder), device=source.device, dtype="float32")
+        saved.scorer = load_scorer(str(folder), **how)
         return np.asarray(saved.forward(question.reported, "zero")([()])[0])
 
     provenance = {
@@ -309,8 +306,7 @@ class Session:
             return Pool.of(texts, known)
         attribute = [text for pole in self.prompts.poles for text in self.prompts.texts(pole)]
         neutral = self.prompts.neutral_texts()
-        vectors = self.text(attribute), self.text(neutral) if neutral else None
-        return Pool.of(texts, known, attribute, vectors[0], neutral, vectors[1])
+        return Pool.of(texts, known, attribute, self.text(attribute), neutral, self.text(neutral) if neutral else None)
 
     def edits_everywhere(self, choosing: Mask) -> HeadEdits:
         """What is put in a head's place at every token, learned on the choosing half: a pass over its rows."""
@@ -342,7 +338,10 @@ def open_session(
     if evaluation.others:  # the model says between which two of them heads are compared
         evaluation.shared_classes(choosing)
     else:
-        _check_rows(evaluation, choosing, chosen.notes)
+        try:
+            comparable_rows(evaluation, choosing)
+        except InputError as error:  # what was left out may be why
+            raise InputError(". ".join([str(error), *chosen.notes]).removesuffix(".")) from None
     kind = TextInputs if is_text else ImageInputs
     inputs: RowInputs = kind(source.model, chosen.items, source.batch_size, source.device, source.beside)
     classifier = own_task(inputs.model, is_text, evaluation.classes)
@@ -373,14 +372,6 @@ def open_session(
     prompts = None if chosen.prompts is None else replace(chosen.prompts, templates=templates)
     words = replace(file, templates=templates)
     return Session(source, inputs, decomposer, evaluation, found, classifier, text, prompts, words, chosen.notes)
-
-
-def _check_rows(rows: Evaluation, choosing: Mask, notes: Sequence[str]) -> None:
-    """Refuse rows that are too few to compare groups; say what was left out of them."""
-    try:
-        comparable_rows(rows, choosing)
-    except InputError as error:
-        raise InputError(". ".join([str(error), *notes]).removesuffix(".")) from None
 
 
 def _is_classifier(model: Any) -> bool:
