@@ -290,10 +290,10 @@ class Decomposer:
             return hook
 
         blocks, norms = self.stream.blocks, self._norms.values()
-        into = [*((norm, norm) for norm in norms), ("embedding", blocks[0].module)]
-        out_of = [*((block.mlp, block.mlp) for block in blocks), ("end", self.stream.end)]
-        handles = [module.register_forward_pre_hook(before(key), with_kwargs=True) for key, module in into]
-        return handles + [module.register_forward_hook(after(key)) for key, module in out_of]
+        handles = [norm.register_forward_pre_hook(before(norm), with_kwargs=True) for norm in norms]
+        handles.append(blocks[0].module.register_forward_pre_hook(before("embedding"), with_kwargs=True))
+        handles += [block.mlp.register_forward_hook(after(block.mlp)) for block in blocks]
+        return [*handles, self.stream.end.register_forward_hook(after("end"))]
 
     def _terms(self, seen: Mapping[nn.Module | str, Tensor], outputs: list[Tensor]) -> Terms:
         scales = {norm: norm.scale(seen[module]) for norm, module in self._norms.items()}

@@ -319,16 +319,14 @@ class Concept:
 
 def concept_from_texts(prompts: Prompts, text: TextSide) -> Concept:
     """The mean of one pole's prompts minus the other's: templates × synonyms, both poles with equally many."""
-    ends = []
-    for pole in prompts.poles:
-        ends.append(unit(np.asarray(text(prompts.texts(pole)), dtype=np.float64)).mean(0))
-    vector = ends[0] - ends[1]
+    texts = {pole.name: prompts.texts(pole.words) for pole in prompts.poles}
+    first, second = (unit(np.asarray(text(some), dtype=np.float64)).mean(0) for some in texts.values())
+    vector = first - second
     length = np.linalg.norm(vector)
     if length < 1e-6:
         raise InputError(f"both poles of {prompts.name!r} have the same prompts, as the text side sees them")
-    first, second = prompts.poles
-    detail = {"prompts": {pole.name: list(prompts.texts(pole)) for pole in prompts.poles}}
-    return Concept(prompts.name, (first.name, second.name), vector / length, "prompts", detail)
+    poles = prompts.poles[0].name, prompts.poles[1].name
+    return Concept(prompts.name, poles, vector / length, "prompts", {"prompts": texts})
 
 
 def concept_from_images(

@@ -233,7 +233,10 @@ class GapQuestion(Question):
             directions, bias = fit_logistic(x, labels, len(self.task.classes), weights=weights)
             after = output[self.reported] @ directions.T + bias
         else:
-            part = output if heads is None else self._together(heads)
+            part = output
+            if heads is not None:  # what they together add to the output, [n, d']
+                terms = (self.features.heads[:, la, h] @ self.features.maps[la, h].T for la, h in heads)
+                part = np.asarray(sum(np.asarray(term, dtype=np.float64) for term in terms))
             learning = self.choosing & self.comparable
             seen = self.rows.take(learning)
             cells = check_cells(seen.groups, seen.labels, seen.poles, seen.classes)
@@ -242,11 +245,6 @@ class GapQuestion(Question):
             edited = HeadEdits.of_moments(moments, len(seen)).outputs(kind, told[:, None], 0, np.arange(len(told)))
             after = self.task.logits(output[self.reported] + edited[:, 0] - told)
         return lambda sets: [after if some else plain for some in sets]
-
-    def _together(self, heads: Sequence[Head]) -> Array:
-        """What some heads together add to the output, [n, d']."""
-        maps, terms = self.features.maps, self.features.heads
-        return np.asarray(sum(np.asarray(terms[:, la, h] @ maps[la, h].T, dtype=np.float64) for la, h in heads))
 
     def baselines(self, kinds: Sequence[str]) -> tuple[str, ...]:
         """Both erasures; of gains also the balanced last layer."""

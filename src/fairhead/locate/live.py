@@ -27,7 +27,6 @@ from fairhead.locate.studies import Edited, layer_matched
 from fairhead.report.form import is_head
 from fairhead.report.markup import fill
 from fairhead.report.wording import head_name, metric_name
-from fairhead.stats import Difference
 
 _DRAWS = 40  # control sets of an edit that is answered at once
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
@@ -96,7 +95,20 @@ class Live:
         changes = self.rows.compare(before, after, self.plan).differences
         return {
             "heads": [head_name(*head) for head in chosen],
-            "figures": [_proved(change) for change in changes if change.metric in self.shown],
+            "figures": [
+                {
+                    "metric": change.metric,
+                    "name": metric_name(change.metric),
+                    "before": change.a,
+                    "after": change.b,
+                    "value": change.value,
+                    "low": change.low,
+                    "high": change.high,
+                    "significant": change.p_adjusted is not None and change.p_adjusted <= 0.05,
+                }
+                for change in changes
+                if change.metric in self.shown
+            ],
             "rows": len(self.rows),
         }
 
@@ -135,16 +147,6 @@ class Live:
         found = [Head(*head) for head in heads]
         check_heads(found, [self.question.shape[1]] * self.question.shape[0])
         return tuple(dict.fromkeys(found))
-
-
-def _proved(change: Difference) -> dict[str, Any]:
-    numbers = {"before": change.a, "after": change.b, "value": change.value, "low": change.low, "high": change.high}
-    return {
-        "metric": change.metric,
-        "name": metric_name(change.metric),
-        **numbers,
-        "significant": change.p_adjusted is not None and change.p_adjusted <= 0.05,
-    }
 
 
 def serve(live: Live, title: str, port: int = 0) -> "LiveServer":

@@ -117,18 +117,15 @@ def _texts(scorer: Scorer, pairs: TextPairs) -> list[_Text]:
     texts = []
     for i in range(len(pairs)):
         two = sequences[i * pairs.per_pair : i * pairs.per_pair + 2]
-        first = _first_difference(two[0].tokens, two[1].tokens)
+        last = min(len(text.tokens) for text in two) - 1
+        both = enumerate(zip(two[0].tokens, two[1].tokens, strict=False))
+        first = next((i for i, (x, y) in both if x != y), last)
         for sign, (tokens, scored_from) in zip((1.0, -1.0), two, strict=True):
             if pairs.per_token:
                 texts.append(_Text(TokenSequence(tokens, scored_from), sign / (len(tokens) - scored_from)))
             else:
-                start = max(scored_from, min(first, min(len(other.tokens) for other in two) - 1))
-                texts.append(_Text(TokenSequence(tokens, start), sign))
+                texts.append(_Text(TokenSequence(tokens, max(scored_from, min(first, last))), sign))
     return texts
-
-
-def _first_difference(a: Sequence[int], b: Sequence[int]) -> int:
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 class _Reader:
@@ -171,8 +168,12 @@ class _Reader:
         offsets = np.cumsum([0, *(len(place.at) for place in places)])
         source = np.concatenate([place.source + o for place, o in zip(places, offsets, strict=False)])
         token = np.concatenate([row.tokens[place.scored] for row, place in zip(batch.rows, places, strict=True)])
-        pairs, mix = _mixture(batch, texts, len(token))
-        weights = torch.from_numpy(mix).to(device, torch.float32)  # [k, S]
+        entries = list(batch.paths())
+        pairs = np.unique([text // 2 for text, _ in entries]).astype(np.int64)
+        mix = np.zeros((len(pairs), len(token)))
+        for text, places_of in entries:
+            mix[np.searchsorted(pairs, text // 2), places_of] += texts[text].weight
+        weights = torch.from_numpy(mix).to(device, torch.float32)  # of each token in each pair's log-odds, [k, S]
         at, chosen = torch.from_numpy(source).to(device), torch.from_numpy(token).to(device)
         logprob, direction, bias = self._unembedding(terms.output, at, chosen)
         heads, readers = [], []
@@ -204,16 +205,6 @@ class _Reader:
                 f"by {miss:.1%}): it does something to them that is not known, so its log-odds cannot be taken apart"
             )
         self._checked = True
-
-
-def _mixture(batch: Planned, texts: Sequence[_Text], scored: int) -> tuple[NDArray[np.int64], Array]:
-    """Pairs of a batch, [k], and the weight of each of its scored tokens in each pair's log-odds, [k, scored]."""
-    entries = list(batch.paths())
-    pairs = np.unique([text // 2 for text, _ in entries])
-    mix = np.zeros((len(pairs), scored))
-    for text, at in entries:
-        mix[np.searchsorted(pairs, text // 2), at] += texts[text].weight
-    return pairs.astype(np.int64), mix
 
 
 @dataclass(frozen=True, eq=False)

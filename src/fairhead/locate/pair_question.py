@@ -305,6 +305,6 @@ def parts_by_category(
     corrected = adjust([float(scored.p[0, 0]) for _, _, scored in found], "holm")
     parts = []
     for (category, value, scored), p in zip(found, corrected, strict=True):
-        part, low, high = (float(x[0, 0]) for x in (scored.gap, scored.low, scored.high))
-        parts.append(CategoryPart(category, value, scored.n, scored.total, part, low, high, 1.0 if p is None else p))
+        figures = float(scored.gap[0, 0]), float(scored.low[0, 0]), float(scored.high[0, 0]), 1.0 if p is None else p
+        parts.append(CategoryPart(category, value, scored.n, scored.total, *figures))
     return tuple(parts)

@@ -52,13 +52,9 @@ class Prompts:
             )
         check_templates(self.templates)
 
-    def texts(self, pole: Pole) -> list[str]:
-        """The prompts of one pole."""
-        return [template.format(word) for template in self.templates for word in pole.words]
-
-    def neutral_texts(self) -> list[str]:
-        """The neutral prompts, made like the others."""
-        return [template.format(word) for template in self.templates for word in self.neutral]
+    def texts(self, words: Sequence[str]) -> list[str]:
+        """The prompts of some words."""
+        return [template.format(word) for template in self.templates for word in words]
 
 
 def check_templates(templates: Sequence[str]) -> None:

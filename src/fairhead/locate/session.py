@@ -180,7 +180,8 @@ def _open_pairs(
     how: dict[str, Any] = {"device": source.device, "dtype": "float32"}
     scorer = load_scorer(source.model, **how, start=source.start, tokenizer=source.beside)
     check_heads(heads or (), [site.n_heads for site in find_sites(scorer.model)])
-    terms = take_apart(scorer, pairs, folder=features, progress=_stage(progress, "pairs"))
+    told = _stage(progress, "pairs")
+    terms = take_apart(scorer, pairs, folder=features, progress=lambda done, total: told(done, total))
     question = PairQuestion(scorer, pairs, terms, tf32=source.tf32, seed=source.seed, progress=progress)
 
     def bake(folder: Path, heads: Heads, kind: str) -> None:
@@ -304,8 +305,8 @@ class Session:
             )
         if self.text is None or self.prompts is None:
             return Pool.of(texts, known)
-        attribute = [text for pole in self.prompts.poles for text in self.prompts.texts(pole)]
-        neutral = self.prompts.neutral_texts()
+        attribute = [text for pole in self.prompts.poles for text in self.prompts.texts(pole.words)]
+        neutral = self.prompts.texts(self.prompts.neutral)
         return Pool.of(texts, known, attribute, self.text(attribute), neutral, self.text(neutral) if neutral else None)
 
     def edits_everywhere(self, choosing: Mask) -> HeadEdits:

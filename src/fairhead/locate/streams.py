@@ -137,12 +137,16 @@ def stream_of(model: nn.Module) -> Stream:
     name, blocks = _blocks_of(base)
     kind = type(blocks[0]).__name__
     block = _BLOCKS.get(kind, Block())
-    parts = tuple(_parts_of(module, block) for module in blocks)
+    norms = (block.attention_scale, block.mlp_scale, block.attention_norm, block.mlp_norm)
+    parts = []
+    for module in blocks:
+        found = (None if path is None else norm_of(_part(module, path)) for path in norms)
+        parts.append(BlockParts(module, _part(module, block.mlp), *found))
     final = None if block.mlp_norm else _final_norm_of(base, name, kind)
     projection, pooler = getattr(whole, "visual_projection", None), getattr(base, "head", None)
     is_pooler = type(pooler).__name__ == "SiglipMultiheadAttentionPoolingHead"
     is_linear = isinstance(projection, nn.Linear)
-    return Stream(base, parts, final, projection if is_linear else None, pooler if is_pooler else None)
+    return Stream(base, tuple(parts), final, projection if is_linear else None, pooler if is_pooler else None)
 
 
 def _blocks_of(base: nn.Module) -> tuple[str, Sequence[nn.Module]]:
@@ -162,14 +166,6 @@ def _blocks_of(base: nn.Module) -> tuple[str, Sequence[nn.Module]]:
             "encoder or the decoder alone"
         )
     return outer[0]
-
-
-def _parts_of(module: nn.Module, block: Block) -> BlockParts:
-    def norm(path: str | None) -> Norm | None:
-        return None if path is None else norm_of(_part(module, path))
-
-    norms = (block.attention_scale, block.mlp_scale, block.attention_norm, block.mlp_norm)
-    return BlockParts(module, _part(module, block.mlp), *map(norm, norms))
 
 
 def _part(module: nn.Module, path: str) -> nn.Module:
@@ -272,7 +268,7 @@ class AttentionPool:
 
     def output(self, end: Tensor) -> Tensor:
         """The pooled output of tokens [B, T, D], by the module itself: [B, D]."""
-        return self._module(end)  # type: ignore[no-any-return]
+        return self._module(end)
 
     def terms(
         self, whole: "Decomposer", end: Tensor, sources: Sequence[Source], outputs: Sequence[Tensor], scale: Scale
