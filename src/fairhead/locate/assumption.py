@@ -9,7 +9,7 @@ the two deviations, and the gap that the theory predicts beside the one that the
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -159,9 +159,8 @@ class _Side:
             raise InputError("no dimension of q or k varies in both groups: there is nothing to look at")
         normal = np.stack([stats.normaltest(part[:, good], axis=0).pvalue for part in self.groups])
         around = [np.abs(part[:, good] - np.median(part[:, good], axis=0)) for part in self.groups]
-        spread = np.asarray(
-            stats.f_oneway(*around, axis=0).pvalue
-        )  # Brown and Forsythe's: ANOVA of distances from the medians
+        # Brown and Forsythe's test: ANOVA of distances from the medians
+        spread = np.asarray(stats.f_oneway(*around, axis=0).pvalue)
         distance, ratio, difference = self.distance[:, good], self.ratio[good], np.abs(self.difference[good])
         return Summary(
             dimensions=int(good.size),
@@ -206,15 +205,8 @@ class _Side:
             )
             for g, part in enumerate(self.groups)
         ]
-        return Dimension(
-            side,
-            head,
-            index,
-            (shapes[0], shapes[1]),
-            float(self.difference[head, index]),
-            float(self.ratio[head, index]),
-            tuple(edges.tolist()),
-        )
+        difference, ratio = float(self.difference[head, index]), float(self.ratio[head, index])
+        return Dimension(side, head, index, (shapes[0], shapes[1]), difference, ratio, tuple(edges.tolist()))
 
 
 def _distance(x: Array, mean: Array, sd: Array) -> Array:
@@ -231,9 +223,11 @@ def _refused(p: Array) -> float:
 
 def _gap(q: Array, k: Array, in_second: NDArray[np.bool_], operation: Operation) -> GapCheck:
     share, d = float((~in_second).mean()), q.shape[-1]
-    bounds = {"norm": {"norm_bound": norm_bound(share, d)}}.get(operation, {})
-    if operation == "norm_abs":
-        bounds = {"absolute_bound": absolute_bound(share, d), "paper_bound": paper_bound(share, d)}
+    bounds = {
+        "none": {},
+        "norm": {"norm_bound": norm_bound(share, d)},
+        "norm_abs": {"absolute_bound": absolute_bound(share, d), "paper_bound": paper_bound(share, d)},
+    }[operation]
     part = _parts(in_second)
     halves = [part < _PARTS, part >= _PARTS]
     if operation != "none":
@@ -243,20 +237,13 @@ def _gap(q: Array, k: Array, in_second: NDArray[np.bool_], operation: Operation)
         q, k = q[:, good], k[:, good]
     first, second = (_signed_gaps(q[h], k[h], in_second[h], part[h] % _PARTS, operation) for h in halves)
     # Directions from other rows than the gaps themselves: on the same rows they would make a size out of noise.
-    direction = np.sign(first.measured[0])
+    direction = np.sign(first[1][0])
     predicted, measured = ((direction * gaps).mean(-1) for gaps in second)  # [1 + parts] each
     without = (measured - predicted)[1:]
     error = float(np.sqrt((_PARTS - 1) * without.var()))
     # The jackknife again: a folded mean of estimates is off by as much as 1/n.
     corrected = _PARTS * predicted[0] - (_PARTS - 1) * predicted[1:].mean()
     return GapCheck(operation, float(corrected), float(measured[0]), error, bounds)
-
-
-class _Gaps(NamedTuple):
-    """Gaps of each head with their signs, [1 + parts, H]: of all rows, then with each part of them left out."""
-
-    predicted: Array
-    measured: Array
 
 
 def _parts(in_second: NDArray[np.bool_]) -> NDArray[np.int64]:
@@ -270,8 +257,8 @@ def _parts(in_second: NDArray[np.bool_]) -> NDArray[np.int64]:
 
 def _signed_gaps(
     q: Array, k: Array, in_second: NDArray[np.bool_], part: NDArray[np.int64], operation: Operation
-) -> _Gaps:
-    """From sums over parts, so that leaving one out costs nothing; q and k [n, H, d]."""
+) -> tuple[Array, Array]:
+    """Predicted and measured gaps of each head, [1 + parts, H]: of all rows, then with each part of them left out."""
     if operation != "none":
         q, k = ((x - x.mean(0)) / x.std(0) for x in (q, k))
     absolute = operation == "norm_abs"
@@ -286,7 +273,7 @@ def _signed_gaps(
             expected.append(folded_mean(mean, np.sqrt(np.maximum(variance, 0.0))) if absolute else mean)
         predicted.append((expected[0] * expected[1]).sum(-1) / np.sqrt(q.shape[-1]))
         measured.append(_left(logits[group], part[group]) / count[:, None])
-    return _Gaps(predicted[0] - predicted[1], measured[0] - measured[1])
+    return predicted[0] - predicted[1], measured[0] - measured[1]
 
 
 def _left(x: Array, part: NDArray[np.int64]) -> Array:
@@ -308,8 +295,7 @@ def folded_mean(mean: ArrayLike, sd: ArrayLike) -> Array:
 
 def paper_bound(share0: float, d: int = 1) -> float:
     """The paper's Theorem 1: the largest gap after normalisation with absolute values, of groups with these shares."""
-    share0 = _share(share0)
-    share1 = 1 - share0
+    share1 = 1 - _share(share0)
     first = np.sqrt(2 / (np.pi * share0)) + np.sqrt(share1 / share0)
     second = np.sqrt(2 / (np.pi * share1)) + np.sqrt(share0 / share1)
     return float(np.sqrt(d) * (first**2 + second**2))

@@ -167,7 +167,8 @@ class PooledTask(Task):
     def _ratio(self, output: NDArray[np.floating]) -> Array:
         a = self._before(output)
         small = np.abs(a) < 1e-9
-        return np.where(small, _SLOPES[self.activation], _ACTIVATIONS[self.activation](a) / np.where(small, 1.0, a))
+        at_zero = _DERIVATIVES[self.activation](np.zeros(()))
+        return np.where(small, at_zero, _ACTIVATIONS[self.activation](a) / np.where(small, 1.0, a))
 
 
 _ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
@@ -180,7 +181,6 @@ _DERIVATIVES: Mapping[str, Callable[[Array], Array]] = {
     "relu": lambda a: (a > 0).astype(np.float64),
     "gelu": lambda a: np.asarray(ndtr(a) + a * np.exp(-(a**2) / 2) / np.sqrt(2 * np.pi)),
 }
-_SLOPES = {"tanh": 1.0, "relu": 0.0, "gelu": 0.5}  # at 0
 
 
 def classifier_task(model: nn.Module) -> Task:

@@ -79,6 +79,7 @@ class Question(ABC):
     edits: HeadEdits  # what is put in a head's place, learned on the choosing half
     gains: Array | None = None  # of the heads, [L, H], where they were learned
     norms: Array | None = None  # how much each head writes, [L, H], for controls matched by it; None for none
+    baselines: tuple[str, ...] = ()  # edits of the whole output, which those of heads are compared with
     notes: tuple[str, ...] = ()  # what was left out, in sentences
 
     @property
@@ -130,10 +131,6 @@ class Question(ABC):
         These are baselines of edits of heads; None for none.
         """
         return None
-
-    def baselines(self, kinds: Sequence[str]) -> Sequence[str]:
-        """The edits of the whole output that some kinds of edits of heads are compared with."""
-        return ()
 
     @property
     @abstractmethod
@@ -284,7 +281,7 @@ def prove(question: Question, ranked: tuple[Head, ...], plan: LocatePlan) -> Pro
         # Controls matched by norm would have to start at whatever layer they lie in.
         forward.append(study(edited, ranked, rows, controls, plan, kind, "forward"))
     reported = [*forward, *found.studies][:1]
-    for kind in question.baselines(kinds):
+    for kind in question.baselines:
         for way, part in (("together", ranked), ("output", None)):
             edited = question.at_output(kind, part)
             if edited is not None:

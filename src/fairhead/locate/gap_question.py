@@ -50,6 +50,7 @@ class GapQuestion(Question):
     located = GapLocated
     kinds = ("mean", "zero", "resample", "project", "splince")
     learned = ("gain",)
+    baselines: tuple[str, ...] = ("project", "splince")
 
     def __init__(
         self,
@@ -197,6 +198,7 @@ class GapQuestion(Question):
         given = np.where(chosen | ~chosen.any(1)[:, None], gains, of_layer[:, None])
         found = copy.copy(self)
         found.gains, found.edits = gains, self.edits.with_gains(given)
+        found.baselines = (*GapQuestion.baselines, "balance")
         if self.passes is not None and self.passes.everywhere is not None:
             found.passes = replace(self.passes, everywhere=self.passes.everywhere.with_gains(given))
         return found
@@ -245,10 +247,6 @@ class GapQuestion(Question):
             edited = HeadEdits.of_moments(moments, len(seen)).outputs(kind, told[:, None], 0, np.arange(len(told)))
             after = self.task.logits(output[self.reported] + edited[:, 0] - told)
         return lambda sets: [after if some else plain for some in sets]
-
-    def baselines(self, kinds: Sequence[str]) -> tuple[str, ...]:
-        """Both erasures; of gains also the balanced last layer."""
-        return ("project", "splince", *(["balance"] if self.gains is not None else []))
 
     def forward_notes(self, edited: Edited | None) -> list[str]:
         """Where heads were edited, and what TF32 changed."""

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,7 +14,7 @@ from fairhead.language.packing import TokenSequence
 from fairhead.language.scorer import Scorer
 from fairhead.locate.edits import TEXT_KINDS, TextEdits, parsed
 from fairhead.locate.engine import Question
-from fairhead.locate.head_maps import Head, HeadMap
+from fairhead.locate.head_maps import Head
 from fairhead.locate.locate_settings import LocatePlan
 from fairhead.locate.located import Extremes, Located, among_controls, interval, outcome
 from fairhead.locate.log_odds import PairTerms, encoded_texts, whole
@@ -34,27 +34,14 @@ _LEAST = 10  # pairs of a category, at least, for a figure of it
 _OWN = {"pairs": "your own", "triplets": "your own"}
 
 
-@dataclass(frozen=True)
-class CategoryPart:
-    """The chosen heads' part in the log-odds of one category of pairs."""
-
-    category: str  # such as "bias_type"
-    value: str  # such as "gender"
-    n: int  # pairs
-    log_odds: float  # their mean
-    part: float  # the chosen heads' part in it, together
-    low: float  # lower end of the interval of `part`
-    high: float  # upper end
-    p_adjusted: float  # of no part, corrected by Holm over all categories
-
-
 @dataclass(frozen=True, kw_only=True)
 class PairLocated(Located):
     """What is found of the log-odds of pairs."""
 
     rows: TextPairs
     sums: Mapping[str, float]  # mean log-odds of the reporting half by heads, embedding and MLPs, biases and entropy
-    by_category: tuple[CategoryPart, ...]  # the chosen heads' direct part by category
+    # The chosen heads' direct part (with its interval, and p corrected by Holm) in the mean log-odds of each category
+    by_category: tuple[Mapping[str, Any], ...]
 
     shown: ClassVar[tuple[str, ...]] = ("log_odds", "log_odds_size", "ss", "nll", "lms")
     in_table: ClassVar[tuple[str, ...]] = shown
@@ -150,9 +137,10 @@ class PairLocated(Located):
     def sections(self) -> list[Section]:
         """Parts by category, and the pairs at the ends of heads."""
         lines = [
-            f"{part.value} ({part.n} pairs, log-odds {signed(part.log_odds, 2)}): part of the chosen heads "
-            f"{signed(part.part)} ({signed(part.low)} to {signed(part.high)}, adjusted p {p_value(part.p_adjusted)})"
-            for part in self.by_category
+            f"{one['value']} ({one['n']} pairs, log-odds {signed(one['log_odds'], 2)}): part of the chosen heads "
+            f"{signed(one['part'])} ({signed(one['low'])} to {signed(one['high'])}, adjusted p "
+            f"{p_value(one['p_adjusted'])})"
+            for one in self.by_category
         ]
         lines += [
             f"{head_name(*e.head)} does most for the {pole} in: " + " / ".join(self._texts(i) for i in rows)
@@ -182,7 +170,7 @@ class PairLocated(Located):
             "poles": list(self.rows.poles),
             "log_odds_by_term": dict(self.sums),
             "curves": self.curves.get("forward"),
-            "by_category": [asdict(part) for part in self.by_category],
+            "by_category": list(self.by_category),
             "extremes": [
                 {"head": list(e.head), "first": named(e.most), "second": named(e.least)} for e in self.extremes
             ],
@@ -289,22 +277,22 @@ class PairQuestion(Question):
 
 def parts_by_category(
     terms: PairTerms, rows: TextPairs, ranked: Sequence[Head], level: float = 0.95
-) -> tuple[CategoryPart, ...]:
+) -> tuple[dict[str, Any], ...]:
     """The chosen heads' direct part, together, in every category that has enough pairs; Holm over them."""
     if not ranked:
         return ()
     together = np.sum([terms.heads[:, layer, head] for layer, head in ranked], axis=0)
-    found: list[tuple[str, str, HeadMap]] = []
+    found: list[dict[str, Any]] = []
+    ps: list[float | None] = []
     for category, values in rows.categories.items():
         for value in sorted(set(values)):
             chosen = np.flatnonzero(np.array(values) == value)
             part = rows.take(chosen)
             if len(chosen) >= _LEAST and len(np.unique(part.clusters)) > 1:
                 scored = part.score(together[chosen, None, None], terms.log_odds[chosen], level)
-                found.append((category, value, scored))
-    corrected = adjust([float(scored.p[0, 0]) for _, _, scored in found], "holm")
-    parts = []
-    for (category, value, scored), p in zip(found, corrected, strict=True):
-        figures = float(scored.gap[0, 0]), float(scored.low[0, 0]), float(scored.high[0, 0]), 1.0 if p is None else p
-        parts.append(CategoryPart(category, value, scored.n, scored.total, *figures))
-    return tuple(parts)
+                about = {"category": category, "value": value, "n": scored.n, "log_odds": scored.total}
+                ends = {"part": scored.gap, "low": scored.low, "high": scored.high}
+                found.append({**about, **{name: float(x[0, 0]) for name, x in ends.items()}})
+                ps.append(float(scored.p[0, 0]))
+    corrected = (1.0 if p is None else p for p in adjust(ps, "holm"))
+    return tuple({**part, "p_adjusted": p} for part, p in zip(found, corrected, strict=True))

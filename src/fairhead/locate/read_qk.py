@@ -171,22 +171,16 @@ class AttentionByGroup(Result):
 
     def page(self) -> Report:
         """Q and k of each model, then the maps."""
-        sections: list[Any] = [
-            {
-                "kind": "qk_histograms",
-                "title": f"q and k of {model} by group",
-                "text": "DAM's theory assumes that each dimension is normal within a group, and that q and k are "
-                "independent there. "
-                + ", ".join(
-                    f"{n} has {100 * s:.1f} % of the rows" for n, s in zip(result.names, result.shares, strict=True)
-                )
-                + ".",
-                "names": result.names,
-                "chosen": result.chosen,
-                "findings": result.sentences(),
-            }
-            for model, result in self.assumptions.items()
-        ]
+        theory = (
+            "DAM's theory assumes that each dimension is normal within a group, and that q and k are independent there."
+        )
+        sections: list[Any] = []
+        for model, result in self.assumptions.items():
+            named = zip(result.names, result.shares, strict=True)
+            shares = ", ".join(f"{name} has {100 * share:.1f} % of the rows" for name, share in named)
+            title = {"kind": "qk_histograms", "title": f"q and k of {model} by group", "text": f"{theory} {shares}."}
+            found = {"names": result.names, "chosen": result.chosen, "findings": result.sentences()}
+            sections.append({**title, **found})
         if self.pictures:
             sections.append(AttentionMaps(title="What the first token looks at", pictures=self.pictures))
         sections.append(Text(title="How to read this", text="\n\n".join(_NOTES)))
