@@ -89,7 +89,7 @@ class Live:
 
     def prove(self, heads: Sequence[Sequence[int]], kind: str) -> dict[str, Any]:
         """The same in a true forward pass, paired, with intervals."""
-        chosen = self._some(heads, kind)
+        chosen = self._heads(heads, kind, some=True)
         with self._one_at_a_time:
             before, after = self.question.forward(self.question.reported, kind)([(), chosen])
         changes = self.rows.compare(before, after, self.plan).differences
@@ -114,7 +114,7 @@ class Live:
 
     def save(self, heads: Sequence[Sequence[int]], kind: str, name: str) -> dict[str, Any]:
         """Bake the edit into the weights, in a folder of that name beside the head map."""
-        chosen = self._some(heads, kind)
+        chosen = self._heads(heads, kind, some=True)
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise InputError(f"{str(name)[:70]!r} is no name for a folder here: use letters, digits, - and _")
         place = self.folder / name
@@ -132,13 +132,10 @@ class Live:
             self._direct[kind] = found
         return self._direct[kind]
 
-    def _some(self, heads: Sequence[Sequence[int]], kind: str) -> tuple[Head, ...]:
-        if not heads:
+    def _heads(self, heads: Sequence[Sequence[int]], kind: str, some: bool = False) -> tuple[Head, ...]:
+        """Heads that there are, each once, and an edit that is known; where `some` are needed, none is refused."""
+        if some and not heads:
             raise InputError("no head is chosen: choose some on the map")
-        return self._heads(heads, kind)
-
-    def _heads(self, heads: Sequence[Sequence[int]], kind: str) -> tuple[Head, ...]:
-        """Heads that there are, each once; an edit that is known."""
         if not isinstance(kind, str) or parsed(kind)[0] not in self.kinds:
             raise InputError(f"the edit is {str(kind)[:40]!r}; here it is {', '.join(self.kinds)}")
         for head in heads:
@@ -168,15 +165,13 @@ class LiveServer(ThreadingHTTPServer):
     def __init__(self, live: Live, title: str, port: int) -> None:
         super().__init__((_HOST, port), _Handler)
         self.live, self.title, self.token = live, title, secrets.token_urlsafe(24)
+        # By the last part of the address
+        self.answers: Mapping[str, Callable[..., Any]] = {"edit": live.edit, "prove": live.prove, "save": live.save}
 
     @property
     def address(self) -> str:
         """What to open in a browser."""
         return f"http://{_HOST}:{self.server_port}/{self.token}/"
-
-    def answers(self) -> Mapping[str, Callable[..., Any]]:
-        """By the last part of the address."""
-        return {"edit": self.live.edit, "prove": self.live.prove, "save": self.live.save}
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -199,7 +194,7 @@ class _Handler(BaseHTTPRequestHandler):
         name = self._name()
         if name is None:
             return
-        if name not in self.server.answers():
+        if name not in self.server.answers:
             self._refuse(HTTPStatus.NOT_FOUND, "there is nothing at this address")
             return
         try:
@@ -217,7 +212,7 @@ class _Handler(BaseHTTPRequestHandler):
         known = {"heads", "kind"} | ({"name"} if name == "save" else set())
         if not isinstance(asked, dict) or set(asked) != known or not isinstance(asked["heads"], list):
             raise InputError(f"expected {', '.join(sorted(known))}")
-        return self.server.answers()[name](**asked)
+        return self.server.answers[name](**asked)
 
     def _name(self) -> str | None:
         """The last part of the address; None, and an answer, where the token is wrong or another page asks."""
