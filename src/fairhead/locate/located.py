@@ -18,13 +18,11 @@ from fairhead.locate.head_maps import Head, HeadMap
 from fairhead.locate.studies import Ablation, Mask, Rows, Study
 from fairhead.report.page import Report, Sentence
 from fairhead.report.sections import Section
-from fairhead.report.sections.ablated import Curve, Fact, Step, Steps
 from fairhead.report.sections.changes import Compared
-from fairhead.report.sections.headmap import HeadCard, Headmaps, TopHeads
-from fairhead.report.sections.plain import PlainTable, PlainTables, Text
+from fairhead.report.sections.headmap import Fact, HeadCard, Headmaps, TopHeads
+from fairhead.report.sections.plain import Curve, PlainTable, PlainTables, Step, Steps, Text
 from fairhead.report.wording import head_name, metric_name, number, p_value, signed
-from fairhead.stats import ALPHA, Difference
-from fairhead.stats.outcome import p_text
+from fairhead.stats import ALPHA, Difference, p_text
 
 if TYPE_CHECKING:
     from fairhead.locate.answer import TwoModels
