@@ -61,33 +61,35 @@ def bench(methods, references="", seeds="0", epochs=1):
         runs = [json.loads(line) for line in (folder / "out/results.jsonl").read_text().splitlines()]
         kept = ("cell", "rows", "classes", "best_epoch", "validation_accuracy", "history", "figures")
         return {
-            "blocks": _without_costs(blocks),
+            "blocks": _without(("seconds", "watt_hours", "mib", "mib_of", "shared_by"), blocks),
             "runs": [{key: row[key] for key in kept} for row in sorted(runs, key=lambda row: row["cell"])],
         }
 
     return figures
 
 
-def _without_costs(value):
+def _without(keys, value):
     if isinstance(value, dict):
-        costs = ("seconds", "watt_hours", "mib", "mib_of", "shared_by")
-        return {key: _without_costs(one) for key, one in value.items() if key not in costs}
-    return [_without_costs(one) for one in value] if isinstance(value, list) else value
+        return {key: _without(keys, one) for key, one in value.items() if key not in keys}
+    return [_without(keys, one) for one in value] if isinstance(value, list) else value
 
 
 def mitigated(method, data, model, *options):
-    """What `mitigate` writes: history, audit, and the probabilities of the first rows of the test."""
+    """What `mitigate` writes: history, audit, and the probabilities of the first rows of the test.
+
+    Curves count rows above thresholds, and two scores may be nearer to each other than another processor rounds.
+    """
 
     def figures(folder):
         model_and_data = ("--model", model.format(made()), "--data", data.format(made()))
-        plan = ("--epochs", 2, "--lr", 1e-2, "--device", "cpu", "--cache", made() / "cache", "--out", folder / "run")
+        plan = ("--epochs", 2, "--lr", 1e-3, "--device", "cpu", "--cache", made() / "cache", "--out", folder / "run")
         run("mitigate", method, *model_and_data, *plan, *options)
         with (folder / "run/records.csv").open(newline="") as handle:
             rows = list(csv.DictReader(handle))[:50]
         done = json.loads((folder / "run/run.json").read_text())
         return {
             "run": {key: done[key] for key in ("rows", "best_epoch", "validation_accuracy", "history", "figures")},
-            "audit": json.loads((folder / "run/audit.json").read_text()),
+            "audit": _without(("curves",), json.loads((folder / "run/audit.json").read_text())),
             "records": [{**row, "score": round(float(row["score"]), 4)} for row in rows],
         }
 
@@ -140,7 +142,7 @@ CASES = {
     for name, figures in {
         "bench_table": bench("erm, dam, {method: jtt, options: {upweight: 3}}", "group_dro", "0, 1", epochs=2),
         "bench_methods": bench(METHODS, "dfr, fscl, tadet, dsa"),
-        "mitigate_dam_against_erm": mitigated("dam", *FACES, "--against", "erm"),
+        "mitigate_dam_against_erm": mitigated("dam", *FACES, "--against", "erm", "--seed", 1),
         "mitigate_worst_group": mitigated(
             "group_dro", *FACES, "--reference-group", "white", "--selection", "worst_group"
         ),

@@ -306,7 +306,8 @@ class Stack:
         """The replicates by descending rate, of rates with few rows, or without a hit or a miss."""
         settled = (self.hat < ROUNDED) | (self.hat > 1 - ROUNDED)
         few = self.usable & (self._effective <= _FEW) & ((self.independent < STABLE_ROWS) | settled)
-        return {(r, c, g): np.argsort(-self.star[:, r, c, g]) for r, c, g in np.argwhere(few).tolist()}
+        # Equal rates keep their order: an unstable sort would order them as the processor does.
+        return {(r, c, g): np.argsort(-self.star[:, r, c, g], kind="stable") for r, c, g in np.argwhere(few).tolist()}
 
     @cached_property
     def even(self) -> Array:
