@@ -11,7 +11,7 @@ demo: .venv/.demo
 
 # Two processes: in the first, importing torch fails. The real tier skips what it does not find.
 TORCH_FREE := $(addprefix src/fairhead/,errors.py settings.py store.py records stats audit report data cli)
-WITH_TORCH := $(addprefix src/fairhead/,bench demo discover heads language locate mitigate models train callback.py verbs.py)
+WITH_TORCH := $(addprefix src/fairhead/,bench demo.py discover heads language locate mitigate models train callback.py verbs.py)
 
 # One process a core; the tensors are small, so threads within a process would only get in each other's way.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal

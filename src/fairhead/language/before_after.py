@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fairhead import __version__
 from fairhead.errors import InputError
-from fairhead.language.answers import ItemTable
 from fairhead.language.benchmark import ASKS, SECTIONS, Benchmark, Measure
 from fairhead.language.benchmarks import all_benchmarks, benchmark_named
+from fairhead.language.item_table import ItemTable
 from fairhead.language.suite import Suite, read_run
 from fairhead.report import Report, Result
 from fairhead.stats import Difference

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args, g
 import numpy as np
 
 from fairhead.errors import FairheadError, InputError, check_known
-from fairhead.language.answers import ItemTable, Progress, Prompt, Request, Sampling
+from fairhead.language.answers import Progress, Prompt, Request, Sampling
+from fairhead.language.item_table import ItemTable
 from fairhead.report import Result
 from fairhead.report.wording import number
 from fairhead.settings import check_settings

@@ -23,9 +23,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from fairhead.errors import InputError, check_known
-from fairhead.language.answers import ItemTable, StoredItems, read_items
 from fairhead.language.benchmark import SECTIONS, BenchmarkResult, Measured
 from fairhead.language.benchmarks import all_benchmarks
+from fairhead.language.item_table import ItemTable, StoredItems, read_items
 from fairhead.report import Report, Result, Sentence, terminal
 from fairhead.report.sections.plain import PlainTable, PlainTables
 from fairhead.report.wording import plain_value

@@ -15,10 +15,11 @@ from torch.nn.functional import cross_entropy, logsigmoid
 from fairhead.data.files import Skips
 from fairhead.data.sentences import StereoSetItem, TripletSplit, split_by_target
 from fairhead.errors import InputError
-from fairhead.language.answers import TOO_LONG, ItemTable
+from fairhead.language.answers import TOO_LONG
 from fairhead.language.benchmarks import benchmark_named, stereoset
 from fairhead.language.benchmarks.perplexity import Document
 from fairhead.language.benchmarks.perplexity import table as perplexity_table
+from fairhead.language.item_table import ItemTable
 from fairhead.language.lexicons import read_swaps
 from fairhead.language.packing import start_token, token_ids
 from fairhead.language.row_layout import Sentences, stack

@@ -10,10 +10,10 @@ from parsed_page import Page
 
 from fairhead.cli import main
 from fairhead.errors import InputError
-from fairhead.language.answers import ItemTable, read_items
 from fairhead.language.before_after import compare_suites
 from fairhead.language.before_after_report import markdown_of, report_of, verdict
 from fairhead.language.benchmarks import benchmark_named
+from fairhead.language.item_table import ItemTable, read_items
 from fairhead.language.suite import Suite
 from fairhead.report import render
 from fairhead.report.model_card import Card

@@ -5,10 +5,10 @@ import pytest
 from scipy import stats
 
 from fairhead.errors import InputError
-from fairhead.language.answers import ItemTable, read_items
 from fairhead.language.before_after import compare_items, join_items
 from fairhead.language.benchmark import Measure
 from fairhead.language.benchmarks import winobias
+from fairhead.language.item_table import ItemTable, read_items
 from fairhead.stats import Difference, Span
 from fairhead.stats.bootstrap import Resampling
 from fairhead.stats.clusters import ratio

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fairhead.errors import InputError
-from fairhead.language.answers import ItemTable, Progress
+from fairhead.language.answers import Progress
 from fairhead.language.benchmark import Benchmark, Figure, Label, Measure, Measured, Work
 from fairhead.language.benchmarks.perplexity import Document, read_documents
+from fairhead.language.item_table import ItemTable
 from fairhead.language.packing import token_ids
 from fairhead.stats.bootstrap import Array
 from fairhead.stats.clusters import ratio

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 import numpy as np
 
 from fairhead.errors import InputError
-from fairhead.language.answers import ItemTable
 from fairhead.language.benchmark import (
     ASKS,
     SHOWS,
@@ -31,6 +30,7 @@ from fairhead.language.benchmark import (
 )
 from fairhead.language.benchmarks import benchmark_of
 from fairhead.language.benchmarks.crows_pairs import read_crows_pairs
+from fairhead.language.item_table import ItemTable
 from fairhead.report.wording import number, signed
 from fairhead.settings import Option, WholeNumber
 from fairhead.stats import Estimate, adjust, p_text

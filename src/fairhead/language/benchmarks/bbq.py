@@ -13,8 +13,9 @@ from typing import Annotated, Literal
 import numpy as np
 
 from fairhead.data.sentences import BBQItem, read_bbq
-from fairhead.language.answers import ItemTable, Request, Score, gather
+from fairhead.language.answers import Request, Score, gather
 from fairhead.language.benchmark import ASKS, Benchmark, BenchmarkResult, Figure, Label, Measure, percent
+from fairhead.language.item_table import ItemTable
 from fairhead.settings import Option
 from fairhead.stats.bootstrap import Array
 from fairhead.stats.clusters import divide, quotient

@@ -20,8 +20,9 @@ import numpy as np
 from fairhead.data.datasets import Items, choose
 from fairhead.data.files import MALFORMED, Skips, Source
 from fairhead.errors import InputError
-from fairhead.language.answers import TOO_LONG, Answers, Generation, ItemTable, Prompt
+from fairhead.language.answers import TOO_LONG, Answers, Generation, Prompt
 from fairhead.language.benchmark import MEASURES, Benchmark, BenchmarkResult, Figure, Label, Measure
+from fairhead.language.item_table import ItemTable
 from fairhead.language.lexicons import (
     GENDERED,
     TextMeasure,

@@ -19,8 +19,9 @@ from fairhead.data import Items
 from fairhead.data.files import MALFORMED, Skips, Source
 from fairhead.data.sentences import DIRECTIONS, CrowsPair
 from fairhead.errors import InputError
-from fairhead.language.answers import ItemTable, Request, Score, gather
+from fairhead.language.answers import Request, Score, gather
 from fairhead.language.benchmark import Benchmark, Figure, Label, Measure, SentencePair, more_often, of_terms
+from fairhead.language.item_table import ItemTable
 from fairhead.settings import Option
 from fairhead.stats.bootstrap import Array
 

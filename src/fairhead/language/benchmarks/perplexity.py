@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import numpy as np
 
 from fairhead.errors import InputError
-from fairhead.language.answers import ItemTable, Journal, Progress, Request, Score, journal_in
+from fairhead.language.answers import Journal, Progress, Request, Score, journal_in
 from fairhead.language.benchmark import ASKS, Benchmark, Figure, Label, Measure, Measured, Work
 from fairhead.language.benchmarks.bold import BoldPrompt, read_bold
+from fairhead.language.item_table import ItemTable
 from fairhead.language.packing import TokenSequence, token_ids
 from fairhead.settings import Option
 from fairhead.stats.bootstrap import Array

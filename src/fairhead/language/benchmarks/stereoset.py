@@ -16,7 +16,7 @@ from fairhead.data import Items
 from fairhead.data.files import MALFORMED, Skips, Source, text_field
 from fairhead.data.sentences import GOLD_LABELS, KINDS, StereoSetItem, Triplet
 from fairhead.errors import InputError
-from fairhead.language.answers import ItemTable, Request, Score, gather
+from fairhead.language.answers import Request, Score, gather
 from fairhead.language.benchmark import (
     ASKS,
     Benchmark,
@@ -27,6 +27,7 @@ from fairhead.language.benchmark import (
     more_often,
     of_terms,
 )
+from fairhead.language.item_table import ItemTable
 from fairhead.settings import Option
 from fairhead.stats.bootstrap import Array
 from fairhead.stats.clusters import quotient

@@ -14,8 +14,9 @@ import numpy as np
 
 from fairhead.data.datasets import Items
 from fairhead.data.files import Skips, Source, base_name
-from fairhead.language.answers import ItemTable, Request, Score, gather
+from fairhead.language.answers import Request, Score, gather
 from fairhead.language.benchmark import Benchmark, Figure, Label, Measure, more_often
+from fairhead.language.item_table import ItemTable
 from fairhead.stats.bootstrap import Array
 from fairhead.stats.clusters import ratio
 
