@@ -31,7 +31,7 @@ from fairhead.language.row_layout import Layout
 from fairhead.mitigate.balance_pairs import BalanceControl, BalancePairs
 from fairhead.mitigate.klaad import KLAAD, attention_divergence, pool, triplet_loss
 from fairhead.mitigate.triplets import TripletData, batch_of
-from fairhead.train.tuning import shuffled_batches
+from fairhead.train.step import shuffled_batches
 from machine import interleaved_medians, machine
 
 

@@ -40,7 +40,7 @@ from fairhead.locate.session import Session, open_session
 from fairhead.locate.streams import stream_of
 from fairhead.locate.studies import Edited, layer_matched, single_head_effects, study
 from fairhead.models import save
-from fairhead.models.batches import RowInputs
+from fairhead.models.inputs import RowInputs
 from six_questions_table import METRICS, RULE, print_tables
 
 QUESTIONS = {  # data and label; the group is gender

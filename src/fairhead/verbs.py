@@ -61,8 +61,8 @@ def predict(
     """
     import torch
 
-    from fairhead.models.batches import ImageInputs, TextInputs
-    from fairhead.models.training_rows import training_rows, unseen
+    from fairhead.models.inputs import ImageInputs, TextInputs
+    from fairhead.models.places import training_rows, unseen
 
     if isinstance(data, Sequence) and not isinstance(data, str):
         options = {"label": NO_LABEL, **options}
@@ -84,7 +84,7 @@ def predict(
 
 def _answered(model: Any, data: Dataset, ids: Any, logits: Any) -> Records:
     """The records of a model's logits [n, C], among all of its classes, of which the data may have some."""
-    from fairhead.models.batches import class_order
+    from fairhead.models.inputs import class_order
 
     names = {str(name) for name in model.config.id2label.values()}
     if {*data.classes} < names:
@@ -216,9 +216,8 @@ def discover(
 def _records(model: Any, data: Dataset, part: str, device: str, features: Any) -> Records:
     """A classifier's answers for a part of the data, or its records; a linear head takes the features [n, D] of all."""
     from fairhead.models import load
-    from fairhead.models.linear_head import LinearHead, LinearHeadConfig
-    from fairhead.models.places import config_of, find
-    from fairhead.models.training_rows import unseen
+    from fairhead.models.attached import LinearHead, LinearHeadConfig
+    from fairhead.models.places import config_of, find, unseen
 
     named = isinstance(model, str | Path)
     if isinstance(model, Records):

@@ -13,7 +13,7 @@ from PIL import Image
 
 import fairhead
 from fairhead.errors import InputError
-from fairhead.models.batches import class_order
+from fairhead.models.inputs import class_order
 
 SMALL = {"width": 16, "mlp": 16, "image_size": 8, "patch_size": 4}
 

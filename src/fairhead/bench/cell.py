@@ -34,12 +34,13 @@ from fairhead.errors import InputError
 from fairhead.mitigate import Trained, run
 from fairhead.mitigate.registry import method_named, names
 from fairhead.mitigate.two_stages import features_of, find_head
+from fairhead.models.attached import FEATURES, LinearHead, check_finite
 from fairhead.models.fresh import Recipe, is_fresh, is_ready
-from fairhead.models.linear_head import FEATURES, LinearHead, check_finite
 from fairhead.records import Records
 from fairhead.train import Epoch, Examples, TrainingDiverged, TrainingPlan, predict
-from fairhead.train.features import frozen_features, kept_features, last_encoder
+from fairhead.train.features import frozen_features, kept_features
 from fairhead.train.fitting import score_of
+from fairhead.train.last_encoder import last_encoder
 from fairhead.train.meters import Meter
 
 ROW_SCHEMA = "fairhead.bench/1"

@@ -34,16 +34,15 @@ from fairhead.mitigate.priors import PLAN_PRIORS, Prior
 from fairhead.mitigate.two_stages import find_head, set_head
 from fairhead.models import attach, save
 from fairhead.models import method_of as attached_method
+from fairhead.models.attached import LinearHead
 from fairhead.models.fresh import Recipe, is_ready
-from fairhead.models.inputs import text_length, tokenizer_of
-from fairhead.models.linear_head import LinearHead
-from fairhead.models.places import config_of
-from fairhead.models.training_rows import with_training_rows
+from fairhead.models.inputs import text_length
+from fairhead.models.places import config_of, tokenizer_of, with_training_rows
 from fairhead.report.sections.bench_block import Choice
 from fairhead.store import reading, whole_folder, write_json
 from fairhead.train import Examples, TrainingDiverged, TrainingPlan
-from fairhead.train.features import put_back
-from fairhead.train.launched import written_by_first
+from fairhead.train.last_encoder import put_back
+from fairhead.train.loop import written_by_first
 
 
 class Outcome(NamedTuple):

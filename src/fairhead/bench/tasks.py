@@ -23,16 +23,14 @@ from fairhead.data.files import files_below, stamp_of
 from fairhead.data.images import ReadyFeatures
 from fairhead.errors import InputError, check_known
 from fairhead.mitigate.training_job import AuxiliaryModel
+from fairhead.models.attached import FEATURES
 from fairhead.models.fresh import Recipe, is_fresh, is_ready
-from fairhead.models.inputs import text_length, tokenizer_of, tokens_of
-from fairhead.models.linear_head import FEATURES
-from fairhead.models.places import config_of
-from fairhead.models.training_rows import unseen
+from fairhead.models.inputs import text_length, tokens_of
+from fairhead.models.places import config_of, tokenizer_of, unseen
 from fairhead.records import Records
 from fairhead.train import Examples
-from fairhead.train.cache import decoded_pictures
-from fairhead.train.features import encode
-from fairhead.train.linear import ready_features
+from fairhead.train.features import decoded_pictures, encode
+from fairhead.train.fitting import ready_features
 
 Progress = Callable[[int, int], None]
 Inputs = Callable[[Published], dict[str, Tensor]]

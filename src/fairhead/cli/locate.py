@@ -224,7 +224,7 @@ def _one(value: str | None, flag: str, other: str | None, other_flag: str) -> st
 
 def _named(edit: Edit) -> tuple[Any, str | None]:
     """The heads to edit, and a hash of the rows that they were chosen on where that is known."""
-    from fairhead.heads.named_heads import heads_named, read_head_map
+    from fairhead.heads.sites import heads_named, read_head_map
 
     if edit.kind == "gain" and edit.heads is None and edit.chosen is None:
         return None, None
@@ -277,7 +277,7 @@ class _Asked(NamedTuple):
 
 
 def _asked(run: Path) -> _Asked:
-    from fairhead.heads.named_heads import read_head_map
+    from fairhead.heads.sites import read_head_map
 
     path = run / "headmap.json"
     try:

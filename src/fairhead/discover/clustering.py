@@ -22,13 +22,13 @@ from fairhead.data import Dataset, Images
 from fairhead.data.images import ReadyFeatures
 from fairhead.errors import InputError
 from fairhead.models.fresh import Recipe, is_ready
-from fairhead.models.inputs import normalising, text_length, tokenizer_of, tokens_of
+from fairhead.models.inputs import normalising, text_length, tokens_of
 from fairhead.models.load import device_named, open_model
+from fairhead.models.places import tokenizer_of
 from fairhead.records import Column
 from fairhead.store import read_arrays, reading
 from fairhead.train import Examples
-from fairhead.train.cache import decoded_pictures
-from fairhead.train.features import encode
+from fairhead.train.features import decoded_pictures, encode
 from fairhead.train.kmeans import COUNTS, adjusted_rand, find_clusters, kmeans, stabilities, unit
 
 # Called with (stage, done, all).

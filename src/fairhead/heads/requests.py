@@ -52,17 +52,15 @@ def check_tokens(tokens: Tokens) -> CheckedTokens:
 
 def check_range(tokens: CheckedTokens, batch: int, length: int) -> None:
     """Raise `InputError` if `tokens` asks for what a pass of [batch, length] does not have."""
-    if isinstance(tokens, int) and -length <= tokens < length:
-        return
     if tokens is None or isinstance(tokens, slice):
         return
     if isinstance(tokens, Tensor):
-        if tuple(tokens.shape) != (batch, length):
-            raise InputError(
-                f"the mask of tokens has shape {list(tokens.shape)}; this pass has [batch, tokens] = "
-                f"[{batch}, {length}]: make the request anew for each batch"
-            )
-        return
+        if tuple(tokens.shape) == (batch, length):
+            return
+        raise InputError(
+            f"the mask of tokens has shape {list(tokens.shape)}; this pass has [batch, tokens] = "
+            f"[{batch}, {length}]: make the request anew for each batch"
+        )
     for token in [tokens] if isinstance(tokens, int) else tokens:
         if not -length <= token < length:
             raise InputError(
@@ -278,6 +276,15 @@ class Requests:
                 )
             output = edit(output, site)
         return output
+
+    def read_all(self, output: Tensor, q: Tensor, k: Tensor, v: Tensor, get: Callable[[CheckedTokens], Tensor]) -> None:
+        """Show head outputs [B, T, H, d], q, k, v [B, H, T, d] and weights to their readings."""
+        self.read_output(output)
+        if self.reads_inside:
+            self.read_weights(get)
+            self.read("q", q)
+            self.read("k", k)
+            self.read("v", v)
 
     def read(self, what: str, x: Tensor) -> None:
         """Show q, k or v, x of shape [B, H, T, d], to the readings of it."""

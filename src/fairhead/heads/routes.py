@@ -124,21 +124,12 @@ def _tapped_attention(
     if requests.edits:
         output = requests.edit(output)
     if requests.readings:
-        requests.read_output(output)
-        if requests.reads_inside:
-            requests.read_weights(partial(_weights_of, module, tapped, query, key, attention_mask, weights, kwargs))
-            _read_inputs(requests, query, key, value)
+        get = partial(_weights_of, module, tapped, query, key, attention_mask, weights, kwargs)
+        requests.read_all(output, query, key, value, get)
     return output, weights
 
 
 AttentionInterface.register(_NAME, _tapped_attention)
-
-
-def _read_inputs(requests: Requests, query: Tensor, key: Tensor, value: Tensor) -> None:
-    """Show q [B, H, T, d], k and v [B, H_kv, T, d]."""
-    requests.read("q", query)
-    requests.read("k", key)
-    requests.read("v", value)
 
 
 def _weights_of(
@@ -251,9 +242,8 @@ def _attend(
     if requests.edits:
         output = requests.edit(output.transpose(1, 2)).transpose(1, 2)
     if requests.readings:
-        requests.read_output(output.transpose(1, 2))
-        requests.read_weights(partial(_undropped_weights, module, weights))
-        _read_inputs(requests, query, key, value)
+        get = partial(_undropped_weights, module, weights)
+        requests.read_all(output.transpose(1, 2), query, key, value, get)
     return output, weights
 
 

@@ -1,4 +1,4 @@
-"""Finding the attention layers of a model, whatever its family.
+"""Finding the attention layers of a model, whatever its family, and heads as users name them.
 
 A family is data, not code: which module computes attention, where its output projection hangs, and which of three
 routes (`routes.py`) leads to its heads. Families that send their attention through transformers' registry need no
@@ -6,7 +6,11 @@ entry at all; the table below is for the others.
 """
 
 import inspect
+import json
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import CodeType
 from typing import Any
 
@@ -14,7 +18,10 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from fairhead.errors import UnsupportedModel
+from fairhead.errors import InputError, UnsupportedModel
+from fairhead.report.form import is_head
+
+Heads = tuple[tuple[int, int], ...]  # (layer, head), from 0
 
 READABLE = ("q", "k", "v", "weights", "output", "contribution")
 _HEAD_OUTPUTS = ("output", "contribution", "edit")
@@ -130,8 +137,11 @@ def find_sites(model: nn.Module) -> list[Site]:
                 f"the output projection of {type(module).__name__} ({name}) takes {_input_width(projection)} numbers, "
                 f"which is not a whole number of heads of {head_dim}"
             )
-        family, block = type(module).__name__, _checkpointed_block(modules, name)
-        known_as = _model_type(modules, name)
+        around = _around(modules, name)
+        block = next((outer for outer in around[1:] if hasattr(outer, "gradient_checkpointing")), None)
+        types = (getattr(getattr(outer, "config", None), "model_type", None) for outer in around)
+        known_as = next((str(found) for found in types if found), None)
+        family = type(module).__name__
         sites.append(Site(len(sites), name, family, n_heads, head_dim, module, projection, route, block, known_as))
     if not sites:
         attention = sorted({type(m).__name__ for m in modules.values() if "attention" in type(m).__name__.lower()})
@@ -210,21 +220,13 @@ def _projection_of(module: nn.Module, parent: nn.Module | None) -> nn.Module | N
         return None
 
 
-def _checkpointed_block(modules: dict[str, nn.Module], name: str) -> nn.Module | None:
+def _around(modules: dict[str, nn.Module], name: str) -> list[nn.Module]:
+    """A module and those that hold it, from the inside out."""
+    found = [modules[name]]
     while name:
         name = name.rpartition(".")[0]
-        if hasattr(modules[name], "gradient_checkpointing"):
-            return modules[name]
-    return None
-
-
-def _model_type(modules: dict[str, nn.Module], name: str) -> str | None:
-    """What the nearest config around a module says."""
-    while True:
-        found = getattr(getattr(modules[name], "config", None), "model_type", None)
-        if found or not name:
-            return str(found) if found else None
-        name = name.rpartition(".")[0]
+        found.append(modules[name])
+    return found
 
 
 def _head_dim_of(module: nn.Module) -> int:
@@ -239,3 +241,41 @@ def _head_dim_of(module: nn.Module) -> int:
 def _input_width(projection: Any) -> int:
     width = getattr(projection, "in_features", None)
     return int(width if width is not None else projection.weight.shape[0])  # Conv1D keeps [in, out]
+
+
+def heads_named(text: str) -> Heads:
+    """Heads from their names, each once.
+
+    Example:
+        >>> heads_named("L1H2, L0H3, L1H2")
+        ((1, 2), (0, 3))
+    """
+    found = [re.fullmatch(r"\s*[Ll](\d+)[Hh](\d+)\s*", part) for part in text.split(",")]
+    if not all(found):
+        raise InputError(f"{text!r} does not name heads; write them as L11H4,L10H5 (layer and head from 0)")
+    return tuple(dict.fromkeys((int(match[1]), int(match[2])) for match in found if match))
+
+
+def read_head_map(path: str | Path) -> dict[str, Any]:
+    """A headmap.json of `fairhead locate`; its "selected" heads are pairs."""
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{path} is not a head map of fairhead locate: {error.strerror or error}") from None
+    except ValueError as error:
+        raise InputError(f"{path} is not a head map of fairhead locate, nor other JSON: {error}") from None
+    selected = content.get("selected") if isinstance(content, dict) else None
+    if not isinstance(selected, list) or not all(map(is_head, selected)):
+        raise InputError(f"{path} is not a head map of fairhead locate: it has no list “selected” of [layer, head]")
+    return {**content, "selected": tuple((layer, head) for layer, head in selected)}
+
+
+def check_heads(heads: Sequence[tuple[int, int]], per_layer: Sequence[int]) -> None:
+    """Refuse heads that a model does not have; `per_layer` says how many each of its layers has."""
+    for layer, head in heads:
+        if layer >= len(per_layer) or head >= per_layer[layer]:
+            sizes = " or ".join(map(str, sorted(set(per_layer))))
+            raise InputError(
+                f"there is no head L{layer}H{head}: the model has {len(per_layer)} layers of {sizes} heads, counted "
+                "from 0"
+            )

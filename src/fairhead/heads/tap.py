@@ -2,7 +2,6 @@
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from types import TracebackType
 from typing import Literal, Self, SupportsIndex
 
 import torch
@@ -54,9 +53,7 @@ class Tap:
     def __enter__(self) -> Self:
         return self.open()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def open(self) -> Self:
@@ -120,8 +117,8 @@ class Tap:
         """
         tokens = check_tokens(tokens)
         chosen = self._heads_by_site(where)
-        for requests, site in self._requests([site for site, _ in chosen], "edit", "edit head outputs"):
-            requests.edits.append((site, Edit(dict(chosen)[site], function, tokens)))
+        for requests, site in self._requests(list(chosen), "edit", "edit head outputs"):
+            requests.edits.append((site, Edit(chosen[site], function, tokens)))
 
     def zero(self, where: Where, tokens: Tokens = None) -> None:
         """Put zeros in place of head outputs."""
@@ -143,7 +140,7 @@ class Tap:
         where, chosen = list(where), check_tokens(tokens)
         given = {self._layer(layer): value for layer, value in values.items()}
         means: dict[int, Tensor] = {}  # [chosen heads, d] or [T, chosen heads, d]
-        for site, heads in self._heads_by_site(where):
+        for site, heads in self._heads_by_site(where).items():
             if site.layer not in given:
                 raise InputError(f"no mean was given for layer {site.layer}; there are means for {sorted(given)}")
             mean = torch.as_tensor(given[site.layer])
@@ -212,7 +209,7 @@ class Tap:
         by_pair = {(self._layer(layer), head): torch.as_tensor(matrix) for (layer, head), matrix in matrices.items()}
         centre = {(self._layer(layer), head): torch.as_tensor(mean) for (layer, head), mean in (means or {}).items()}
         maps: dict[int, tuple[Tensor, Tensor]] = {}  # [chosen heads, d, d] and [chosen heads, d]
-        for site, heads in self._heads_by_site(where):
+        for site, heads in self._heads_by_site(where).items():
             pairs, d = [(site.layer, head) for head in heads], site.head_dim
             for pair in pairs:
                 if pair not in by_pair:
@@ -248,19 +245,19 @@ class Tap:
         return [self._tapped(number) for number in numbers]
 
     def _tapped(self, layer: int) -> Site:
-        for site in self.sites:
-            if site.layer == layer:
-                return site
-        raise InputError(f"layer {layer} is not tapped: the tap was opened on {[site.layer for site in self.sites]}")
+        tapped = [site.layer for site in self.sites]
+        if layer not in tapped:
+            raise InputError(f"layer {layer} is not tapped: the tap was opened on {tapped}")
+        return self._by_layer[layer]
 
-    def _heads_by_site(self, where: Where) -> list[tuple[Site, list[int]]]:
+    def _heads_by_site(self, where: Where) -> dict[Site, list[int]]:
         chosen: dict[int, set[int]] = {}
         for layer, head in _pairs(where):
             site = self._tapped(self._layer(layer))
             if not 0 <= head < site.n_heads:
                 raise InputError(f"head {head} does not exist: layer {site.layer} has {site.n_heads} heads")
             chosen.setdefault(site.layer, set()).add(head)
-        return [(self._by_layer[layer], sorted(heads)) for layer, heads in sorted(chosen.items())]
+        return {self._by_layer[layer]: sorted(heads) for layer, heads in sorted(chosen.items())}
 
 
 def _numbers(layers: SupportsIndex | Iterable[int]) -> list[int]:

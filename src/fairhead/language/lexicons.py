@@ -241,7 +241,7 @@ def by_classifier(folder: str, texts: Sequence[str], wanted: Sequence[str] = ())
     """
     import torch
 
-    from fairhead.models.batches import TextInputs
+    from fairhead.models.inputs import TextInputs
 
     distinct = sorted(set(texts), key=len)
     rows = TextInputs(folder, tuple(distinct), batch_size=64)

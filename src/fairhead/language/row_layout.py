@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fairhead.errors import UnsupportedModel
 from fairhead.language.packing import Row, TokenSequence, followed, pack, predicting
-from fairhead.models.batches import quiet as quiet
+from fairhead.models.inputs import quiet as quiet
 from fairhead.train.step import say_once
 
 # Two ways to compute the same differ by rounding; a token that sees what it should not differs as contexts do.

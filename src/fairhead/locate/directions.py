@@ -21,7 +21,7 @@ from fairhead.locate.edits import shrunk
 from fairhead.locate.head_features import Array, Features
 from fairhead.locate.head_maps import check_cells
 from fairhead.locate.prompts import Prompts, TextSide
-from fairhead.models.batches import class_order
+from fairhead.models.inputs import class_order
 from fairhead.train.kmeans import find_clusters, independent_weights
 
 _CHUNK = 256

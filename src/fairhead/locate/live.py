@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from fairhead.errors import FairheadError, InputError
-from fairhead.heads.named_heads import check_heads
+from fairhead.heads.sites import check_heads
 from fairhead.locate.edits import parsed
 from fairhead.locate.head_maps import Head
 from fairhead.locate.locate_settings import LocatePlan

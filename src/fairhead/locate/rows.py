@@ -17,7 +17,7 @@ from fairhead.locate.head_maps import HeadMap, score_heads
 from fairhead.locate.locate_settings import LocatePlan, Source
 from fairhead.locate.prompts import Pole, Prompts, known_prompts
 from fairhead.locate.studies import Changes, Mask
-from fairhead.models.training_rows import seen_rows
+from fairhead.models.places import seen_rows
 from fairhead.records import Column, Records
 from fairhead.stats import Difference, adjust
 

@@ -13,7 +13,7 @@ from fairhead.data import Images, parse_spec
 from fairhead.data.datasets import digests_of
 from fairhead.errors import InputError, UnsupportedModel, check_known
 from fairhead.heads import find_sites
-from fairhead.heads.named_heads import check_heads
+from fairhead.heads.sites import check_heads
 from fairhead.locate.decompose import Decomposer, reads_of
 from fairhead.locate.directions import (
     Concept,
@@ -52,7 +52,7 @@ from fairhead.locate.rows import Evaluation, comparable_rows, halves_of, labelle
 from fairhead.locate.streams import stream_of
 from fairhead.locate.studies import Mask
 from fairhead.models import save
-from fairhead.models.batches import ImageInputs, RowInputs, TextInputs
+from fairhead.models.inputs import ImageInputs, RowInputs, TextInputs
 from fairhead.models.places import config_of, find
 from fairhead.report.model_card import Card, name_of
 

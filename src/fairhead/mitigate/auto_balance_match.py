@@ -19,14 +19,13 @@ from fairhead.mitigate.registry import method
 from fairhead.mitigate.row_weights import Matched, label_offsets, match_weights
 from fairhead.mitigate.training_job import ADDED_LATER, Job
 from fairhead.mitigate.two_stages import features_of, find_head
-from fairhead.models.linear_head import FEATURES, LinearHead, check_features
+from fairhead.models.attached import FEATURES, LinearHead, check_features
 from fairhead.settings import NotNegative, Positive, Range
 from fairhead.train import Examples, Fit, Selection
-from fairhead.train.examples import class_names
-from fairhead.train.fitting import AVERAGE
+from fairhead.train.fitting import AVERAGE, answers, ready_features, solve
 from fairhead.train.kmeans import Clusters, find_clusters, independent_weights, unit, unit_numbers
-from fairhead.train.launched import agreed
-from fairhead.train.linear import answers, ready_features, solve
+from fairhead.train.loop import agreed
+from fairhead.train.step import class_names
 
 Candidate = Literal["plain", "balance", "logits", "dro", "match", "both"]
 # Methods that train once, on rows as they are drawn.

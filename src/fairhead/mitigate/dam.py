@@ -38,8 +38,8 @@ from fairhead.mitigate.encoder_layer import (
 from fairhead.mitigate.priors import Choice, LogUniform, Prior
 from fairhead.mitigate.training_job import ADDED_LATER
 from fairhead.settings import Count, NotNegative, Positive, Share
-from fairhead.train.first_token import all_tokens
-from fairhead.train.launched import gathered, is_spread, summed
+from fairhead.train.last_encoder import all_tokens
+from fairhead.train.loop import gathered, is_spread, summed
 
 
 @dataclass(frozen=True)

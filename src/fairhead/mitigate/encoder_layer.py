@@ -14,7 +14,7 @@ from fairhead.errors import InputError, UnsupportedModel
 from fairhead.heads import Site, find_sites
 from fairhead.mitigate.training_job import ADDED_LATER, Job
 from fairhead.settings import Count
-from fairhead.train.first_token import all_tokens
+from fairhead.train.last_encoder import all_tokens
 
 _NAME = "encoder_layer"
 Norm = Literal["before", "after"]

@@ -19,9 +19,9 @@ from fairhead.mitigate.priors import Choice, LogUniform, Prior, Uniform
 from fairhead.mitigate.training_job import ADDED_LATER, Job
 from fairhead.mitigate.two_stages import find_head
 from fairhead.settings import Count, NotNegative, Positive, PositiveShare, Share, WholeNumber
-from fairhead.train.examples import check_inputs
 from fairhead.train.fitting import LAST_EPOCH, worst_of_cells
-from fairhead.train.launched import gathered
+from fairhead.train.loop import gathered
+from fairhead.train.step import check_inputs
 
 
 @dataclass(frozen=True)

@@ -37,20 +37,10 @@ from fairhead.models.load import Model, device_named, weights_digest
 from fairhead.settings import check_config
 from fairhead.store import reading
 from fairhead.train import TrainingDiverged
-from fairhead.train.launched import written_by_first
-from fairhead.train.loop import comparable, first_difference
+from fairhead.train.loop import comparable, first_difference, written_by_first
 from fairhead.train.plan import LanguagePlan
-from fairhead.train.step import Parts, autocast, say_once
-from fairhead.train.tuning import (
-    OnStep,
-    Tuned,
-    checkpointed,
-    gradient_norms,
-    merged,
-    shuffled_batches,
-    tune,
-    with_lora,
-)
+from fairhead.train.step import Parts, autocast, say_once, shuffled_batches
+from fairhead.train.tuning import OnStep, Tuned, checkpointed, gradient_norms, merged, tune, with_lora
 
 _AT_ONCE = 64  # examples that a GPU reads together where nothing is trained
 _CHECKPOINTS = "checkpoint"  # within the folder of the model, until that is saved

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, pad
 from torch.utils.data import WeightedRandomSampler
 
-from fairhead.train.launched import gathered
+from fairhead.train.loop import gathered
 
 
 def row_losses(logits: Tensor, labels: Tensor) -> Tensor:

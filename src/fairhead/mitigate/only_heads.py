@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from fairhead.errors import InputError, UnsupportedModel
-from fairhead.heads.named_heads import Heads, check_heads, heads_named, read_head_map
-from fairhead.heads.sites import Site, find_sites
+from fairhead.heads.sites import Heads, Site, check_heads, find_sites, heads_named, read_head_map
 from fairhead.train.plan import LanguagePlan
 
 

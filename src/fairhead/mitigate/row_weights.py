@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.utils.data import Sampler
 
 from fairhead.errors import InputError
-from fairhead.models.linear_head import LinearHead
+from fairhead.models.attached import LinearHead
 from fairhead.stats import ALPHA
+from fairhead.train.fitting import solve
 from fairhead.train.kmeans import find_clusters, independent_weights
-from fairhead.train.linear import solve
 
 # Of the regression. What matters is that the weighted rows are like the sample, which a stronger one would not reach;
 # that held-out rows are predicted as well as can be would ask for one.

@@ -13,10 +13,10 @@ from torch.utils.data import Sampler, WeightedRandomSampler
 
 from fairhead.errors import InputError
 from fairhead.mitigate.losses import Adjusted, GroupLoss, balanced
-from fairhead.models.linear_head import LinearHead
+from fairhead.models.attached import LinearHead
 from fairhead.settings import check_config
 from fairhead.train import Epoch, Examples, Fit, Loss, Selection, TrainingPlan, fit, predict
-from fairhead.train.linear import fit_linear
+from fairhead.train.fitting import fit_linear
 
 # Metadata of a setting that came after results had been kept: those without it stay what they were, and are known by
 # the settings that they had. Its default must do what the method did before.

@@ -1,4 +1,4 @@
-"""Putting a method into a model, and keeping such a model on disk (safetensors and JSON).
+"""What fairhead adds to the models of transformers: methods inside of them, and linear classifiers of features.
 
 A note of the method (its name and its settings) travels among the model's weights, beside what the method has learnt.
 So it is there exactly where those weights are: whoever saves the model saves it (`save`, `save_pretrained`, a
@@ -6,18 +6,20 @@ So it is there exactly where those weights are: whoever saves the model saves it
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from transformers import AutoConfig, AutoModelForImageClassification, PreTrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import ImageClassifierOutput
 
 from fairhead.errors import InputError, check_known
-from fairhead.models.places import quietly, read_json
-from fairhead.models.training_rows import FILE, with_training_rows
+from fairhead.models.places import TRAINING_ROWS, quietly, read_json, with_training_rows
 from fairhead.report.model_card import CARD, Card, is_ours
 from fairhead.settings import check_config
 from fairhead.store import filling
@@ -29,6 +31,7 @@ ATTACHABLE = {
     "self_debias": "fairhead.mitigate.without_training:SelfDebias",
 }
 
+FEATURES = "features"  # the name of the input of a `LinearHead`
 _NOTE = "fairhead"  # the child module that says which method a model carries
 _NOTE_KEY = f"{_NOTE}._extra_state"
 # Files of versions that kept a method beside the weights, where it outlived them.
@@ -181,7 +184,7 @@ def save(model: Any, folder: Path | str, *beside: Callable[[Path], Any]) -> None
         if not (part / CARD).exists() and (is_ours(folder) or not (folder / CARD).exists()):
             _plain_card(model).write(part)
         # Of the model that was there nothing may be taken for a part of this one.
-        for pattern in ("config.json", "model.safetensors*", "model-*-of-*.safetensors", FILE, *_FILES_BEFORE):
+        for pattern in ("config.json", "model.safetensors*", "model-*-of-*.safetensors", TRAINING_ROWS, *_FILES_BEFORE):
             for old in folder.glob(pattern):
                 old.unlink()
 
@@ -198,33 +201,11 @@ def _plain_card(model: Any) -> Card:
     )
 
 
-class Carried(NamedTuple):
-    """A method as a folder keeps it: its settings, what it has learnt by the names in the model, and the file."""
-
-    method: Any
-    weights: dict[str, Tensor]
-    source: Path
-
-    def put_into(self, model: nn.Module, tokenizer: Any) -> nn.Module:
-        """Attach the method and give it its weights back. `tokenizer` is called by methods that need one."""
-        own = tokenizer() if getattr(self.method, "needs_tokenizer", False) else None
-        carrier: nn.Module = attach(model, self.method, own)
-        expected = {key for key in carrier.state_dict() if _is_of_method(key)}
-        if expected != self.weights.keys():
-            odd = sorted(expected ^ self.weights.keys())
-            raise InputError(
-                f"{self.source}: weights and settings of {_name_of(self.method)} do not belong together: {odd[0]!r} is "
-                "in one only. Another version of fairhead wrote them: train and save the model again"
-            )
-        carrier.load_state_dict(self.weights, strict=False)
-        return carrier
-
-
-def carried(folder: Path) -> Carried | None:
-    """The method that the weights of a folder carry, or None."""
+def with_method(model: nn.Module, folder: Path, tokenizer: Callable[[], Any]) -> nn.Module:
+    """The model with the method that the weights of its folder carry, if any; `tokenizer` is called if it needs one."""
     from safetensors import safe_open
 
-    weights: dict[str, Tensor] = {}
+    weights: dict[str, Tensor] = {}  # what the method has learnt, by the names in the model
     source = folder / "model.safetensors"
     shards = set(read_json(folder / f"{source.name}.index.json").get("weight_map", {}).values())
     files = [source] if source.is_file() else [folder / name for name in sorted(shards)]  # as transformers reads them
@@ -233,17 +214,27 @@ def carried(folder: Path) -> Carried | None:
             keys: list[str] = opened.keys()
             weights |= {key: opened.get_tensor(key) for key in keys if _is_of_method(key) or key == _NOTE_KEY}
     note = weights.pop(_NOTE_KEY, None)
-    if note is not None:
-        return Carried(_from_json(bytes(note.tolist()).decode(errors="replace"), source), weights, source)
-    if weights:
-        raise InputError(f"{source} has weights of a method ({min(weights)!r}) and not its settings: save it again")
     before = next((folder / name for name in _FILES_BEFORE if (folder / name).is_file()), None)
-    if before is not None:
+    if note is None and weights:
+        raise InputError(f"{source} has weights of a method ({min(weights)!r}) and not its settings: save it again")
+    if note is None and before is not None:
         raise InputError(
             f"{before} is of a version of fairhead that kept methods beside the weights, and does not say whether it "
             "belongs to these: delete it if the model is meant to be plain, or train and save the model again"
         )
-    return None
+    if note is None:
+        return model
+    method = _from_json(bytes(note.tolist()).decode(errors="replace"), source)
+    own = tokenizer() if getattr(method, "needs_tokenizer", False) else None
+    carrier: nn.Module = attach(model, method, own)
+    odd = {key for key in carrier.state_dict() if _is_of_method(key)} ^ weights.keys()
+    if odd:
+        raise InputError(
+            f"{source}: weights and settings of {_name_of(method)} do not belong together: {min(odd)!r} is in one "
+            "only. Another version of fairhead wrote them: train and save the model again"
+        )
+    carrier.load_state_dict(weights, strict=False)
+    return carrier
 
 
 def _is_of_method(key: str) -> bool:
@@ -272,3 +263,95 @@ def _from_json(text: str, source: Path) -> Any:
     for option in settings.keys() - {setting.name for setting in fields(kind)}:
         raise InputError(f"{source} has a setting {option!r} that {name!r} has not: another version wrote it")
     return kind(**{option: tuple(value) if isinstance(value, list) else value for option, value in settings.items()})
+
+
+class LinearHeadConfig(PreTrainedConfig):
+    """How many features there are; the classes are `id2label`, as in every classifier."""
+
+    model_type = "fairhead_linear_head"
+
+    def __init__(self, hidden_size: int = 1, **more: Any) -> None:
+        """`hidden_size` features."""
+        self.hidden_size = hidden_size
+        super().__init__(**more)
+
+
+class LinearHead(PreTrainedModel):
+    """Logits of standardised features: what a network's last layer is, without the network.
+
+    Mean and scale of the features are kept with the weights, so that a penalty treats all features alike; `layer` folds
+    them into one linear layer, for a network that ends in it.
+    """
+
+    config_class = LinearHeadConfig
+    main_input_name = FEATURES
+    base_model_prefix = ""
+
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(self, config: LinearHeadConfig) -> None:
+        """Zero weights, features as they are."""
+        super().__init__(config)
+        self.register_buffer("mean", torch.zeros(config.hidden_size))
+        self.register_buffer("scale", torch.ones(config.hidden_size))
+        self.last = nn.Linear(config.hidden_size, len(config.id2label or {}))
+        self.post_init()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, nn.Linear):
+            nn.init.zeros_(module.weight)
+            nn.init.zeros_(module.bias)
+        elif isinstance(module, LinearHead):
+            nn.init.zeros_(module.mean)
+            nn.init.ones_(module.scale)
+
+    @classmethod
+    def of(cls, features: Tensor, classes: Sequence[str]) -> "LinearHead":
+        """Zero weights; mean and scale are those of `features`, [n, D]."""
+        check_features(features, "training")
+        head = cls(LinearHeadConfig(features.shape[1], id2label=dict(enumerate(classes))))
+        scale = features.float().std(0)
+        head.mean.copy_(features.float().mean(0))
+        # A column that is constant says nothing: whatever it is divided by, its weight stays at zero.
+        head.scale.copy_(torch.where(scale > 1e-6, scale, 1.0))
+        return head
+
+    def standardised(self, features: Tensor) -> Tensor:
+        """[n, D], each column with mean 0 and variance 1 over the rows that it was made for."""
+        return (features.float() - self.mean) / self.scale
+
+    def forward(self, features: Tensor, labels: Tensor | None = None) -> ImageClassifierOutput:
+        """`.logits` [n, C], and `.loss` where labels are given."""
+        logits: Any = self.last(self.standardised(features))
+        loss: Any = None if labels is None else cross_entropy(logits, labels)
+        return ImageClassifierOutput(loss=loss, logits=logits)
+
+    def layer(self) -> tuple[Tensor, Tensor]:
+        """Weight [C, D] and bias [C] of the same function of the features as they are."""
+        weight = self.last.weight.detach() / self.scale
+        return weight, self.last.bias.detach() - weight @ self.mean
+
+
+def check_features(features: Tensor, what: str) -> None:
+    """Refuse features that are not finite numbers, or all alike."""
+    if features.dim() != 2:
+        raise InputError(f"the {what} features have the shape {list(features.shape)}; expected [rows, columns]")
+    check_finite(features, what)
+    if len(features) > 1 and torch.equal(features.amin(0), features.amax(0)):
+        raise InputError(f"the {what} features are the same in every row: this encoder says nothing about these inputs")
+
+
+def check_finite(features: Tensor, what: str) -> None:
+    """Refuse features [n, D] that are not finite numbers."""
+    finite = features.isfinite()
+    if not finite.all():
+        column = int((~finite).any(0).nonzero()[0])
+        raise InputError(
+            f"column {column} of the {what} features is not finite in {int((~finite[:, column]).sum())} of "
+            f"{len(features)} rows: check the encoder, or leave those rows out"
+        )
+
+
+AutoConfig.register(LinearHeadConfig.model_type, LinearHeadConfig)
+AutoModelForImageClassification.register(LinearHeadConfig, LinearHead)

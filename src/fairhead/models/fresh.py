@@ -73,18 +73,17 @@ class Recipe:
         if int(shape[1]) < 1 or int(shape[2]) < 1:
             raise InputError(f"backbone {self.name} needs at least one layer and one head")
         settings = self.all_settings()
-        divisors = {"width": (int(shape[2]), "its heads"), "image_size": (settings["patch_size"], "its patch_size")}
+        layers, width, patch = int(shape[1]), settings["width"], settings["patch_size"]
+        divisors = {"width": (int(shape[2]), "its heads"), "image_size": (patch, "its patch_size")}
         for setting, (divisor, whose) in divisors.items():
             if settings[setting] % divisor:
                 raise InputError(
                     f"backbone {self.name}: {setting} is {settings[setting]}; expected a multiple of {divisor}, {whose}"
                 )
-        width, tokens = settings["width"], (settings["image_size"] // settings["patch_size"]) ** 2
-        size = int(shape[1]) * width * (4 * width + 2 * settings["mlp"]) + width * (
-            tokens + 3 * settings["patch_size"] ** 2
-        )
-        if int(shape[1]) > MOST_LAYERS:
-            raise InputError(f"backbone {self.name} would have {int(shape[1]):,} layers: at most {MOST_LAYERS:,}")
+        tokens = (settings["image_size"] // patch) ** 2
+        size = layers * width * (4 * width + 2 * settings["mlp"]) + width * (tokens + 3 * patch**2)
+        if layers > MOST_LAYERS:
+            raise InputError(f"backbone {self.name} would have {layers:,} layers: at most {MOST_LAYERS:,}")
         if size > _MOST_WEIGHTS:
             raise InputError(f"backbone {self.name} would have {size:,} weights, too many to train: make it smaller")
 

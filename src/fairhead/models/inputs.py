@@ -1,53 +1,36 @@
-"""What makes a model's inputs ready: tokenizers, image processors, and pictures as bytes."""
+"""What models read: pictures as bytes, texts as tokens, and rows of either batch by batch."""
 
+import itertools
+import logging
 import math
-from collections.abc import Callable, Sequence
+import os
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fairhead.data import Images
 from fairhead.errors import InputError
-from fairhead.models.places import Place, read_beside, read_json, reading
+from fairhead.models.attached import positions_of
+from fairhead.models.load import Kind, Model, open_model
+from fairhead.models.places import PROCESSOR, Place, read_json
 from fairhead.store import write_json
 
-_PROCESSOR = "preprocessor_config.json"
-# Families that take pictures of one size; others fit their positions to any.
-_ONE_SIZE = ("vit", "deit", "clip", "clip_vision_model", "siglip", "siglip_vision_model")
 # Families whose positions begin behind that of the padding: so many fewer tokens fit.
 _AFTER_PADDING = {"camembert", "data2vec-text", "ibert", "longformer", "luke", "mpnet", "roberta"}
 _AFTER_PADDING |= {"roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"}
-
-
-def tokenizer_of(place: Place) -> Any:
-    """The tokenizer beside a model."""
-    from transformers import AutoTokenizer
-
-    return read_beside(place, "the tokenizer", AutoTokenizer, place.holding("tokenizer.json", "tokenizer_config.json"))
-
-
-def processor_of(place: Place) -> Any:
-    """The image processor beside a model, on Pillow; tried on a picture, as its settings may be anything."""
-    from PIL import Image
-    from transformers import AutoImageProcessor
-
-    what = "the image processor"
-    found = read_beside(place, what, AutoImageProcessor, place.holding(_PROCESSOR), backend="pil")
-    with reading(place, what), np.errstate(all="raise"):
-        made = found([Image.new("RGB", (32, 32), "white")], return_tensors="pt")
-    config = read_json(place.folder / "config.json")
-    tower = config.get("vision_config") or config
-    own, given = tower.get("image_size"), list(made["pixel_values"].shape[-2:])
-    if tower.get("model_type", config.get("model_type")) in _ONE_SIZE and isinstance(own, int) and given != [own, own]:
-        raise InputError(
-            f"{place.name}: {_PROCESSOR} makes pictures of {given[1]} × {given[0]} pixels, and the model takes "
-            f"{own} × {own} only: set its size (and crop_size) to {own}"
-        )
-    return found
+_MOST_WORKERS = 16  # threads that decode images; each holds a batch of pixels
+_MOST_TOKENS = 512
 
 
 def text_columns(text: Any) -> tuple[str, ...]:
@@ -74,8 +57,12 @@ def tokens_of(tokenizer: Any, texts: Sequence[Any], length: int) -> dict[str, Te
 
     DAM keeps statistics for each position, so that every batch needs as many.
     """
+    return _encoded(tokenizer, texts, padding="max_length", max_length=length)
+
+
+def _encoded(tokenizer: Any, texts: Sequence[Any], **how: Any) -> dict[str, Tensor]:
     columns = (list(column) for column in zip(*map(text_columns, texts), strict=True))
-    return dict(tokenizer(*columns, padding="max_length", truncation=True, max_length=length, return_tensors="pt"))
+    return dict(tokenizer(*columns, truncation=True, return_tensors="pt", **how))
 
 
 @dataclass(frozen=True)
@@ -89,7 +76,7 @@ class Pictures:
     @classmethod
     def of(cls, place: Place, size: int | None = None) -> "Pictures":
         """As the model of a folder wants them; `size` replaces the size that it names."""
-        wanted, config = read_json(place.holding(_PROCESSOR) / _PROCESSOR), read_json(place.folder / "config.json")
+        wanted, config = read_json(place.holding(PROCESSOR) / PROCESSOR), read_json(place.folder / "config.json")
         found = size or wanted.get("crop_size") or wanted.get("size") or config.get("image_size")
         if isinstance(found, dict):
             found = found.get("height") or found.get("shortest_edge")
@@ -105,7 +92,7 @@ class Pictures:
             ready = Pictures(found, (), ())
         if not len(ready.mean) == len(ready.std) == 3 or not all(map(math.isfinite, ready.mean)) or min(ready.std) <= 0:
             raise InputError(
-                f"{place.name}: {_PROCESSOR} has image_mean {mean!r} and image_std {std!r}; three numbers each are "
+                f"{place.name}: {PROCESSOR} has image_mean {mean!r} and image_std {std!r}; three numbers each are "
                 "expected, the latter above 0"
             )
         return ready
@@ -123,7 +110,7 @@ class Pictures:
             "image_mean": list(self.mean),
             "image_std": list(self.std),
         }
-        write_json(folder / _PROCESSOR, settings)
+        write_json(folder / PROCESSOR, settings)
 
 
 def normalising(model: nn.Module, pictures: Pictures) -> nn.Module:
@@ -153,3 +140,131 @@ def _normaliser(pictures: Pictures) -> Callable[..., Any]:
         return args, {**kwargs, "pixel_values": ready}
 
     return normalise
+
+
+class RowInputs(ABC):
+    """A model in evaluation mode, and rows in the form that it reads; `items` are the rows, not decoded.
+
+    `beside` is the tokenizer or image processor of a live model that was not loaded from a folder.
+    """
+
+    kind: ClassVar[Kind]
+    made_ready_by: ClassVar[str]  # its "processor" or "tokenizer"
+
+    def __init__(
+        self, model: Model, items: Any, batch_size: int = 32, device: str = "auto", beside: Any = None
+    ) -> None:
+        self.loaded = open_model(model, self.kind, device=device, dtype="float32", tokenizer=beside, processor=beside)
+        self.model = self.loaded.model.requires_grad_(False)
+        self.items, self.batch_size = items, batch_size
+
+    @property
+    def beside(self) -> Any:
+        """What is saved with the model: its image processor or tokenizer."""
+        return getattr(self.loaded, self.made_ready_by)
+
+    @abstractmethod
+    def batches(self, rows: NDArray[np.integer] | None = None, start: int = 0) -> Iterator[Mapping[str, Tensor]]:
+        """The model's inputs for some rows, or for all, from one of them on."""
+
+    def order(self, rows: NDArray[np.intp]) -> NDArray[np.intp]:
+        """The order in which some rows are best read, [n]: as they come, where all cost the same."""
+        return np.arange(len(rows))
+
+
+class ImageInputs(RowInputs):
+    """Images, of which the next batches are decoded in threads meanwhile."""
+
+    kind, made_ready_by = "image", "processor"
+
+    def batches(self, rows: NDArray[np.integer] | None = None, start: int = 0) -> Iterator[Mapping[str, Tensor]]:
+        """Pixels."""
+        images: Images = self.items if rows is None else self.items.take(rows)
+
+        def prepare(part: range) -> Tensor:
+            pixels: Tensor = self.loaded.processor([images[i] for i in part], return_tensors="pt")["pixel_values"]
+            return pixels
+
+        workers = min(os.cpu_count() or 1, _MOST_WORKERS)
+        pool = ThreadPoolExecutor(workers)
+        try:
+            waiting: deque[Future[Tensor]] = deque()
+            for part in even_batches(start, len(images), self.batch_size):
+                waiting.append(pool.submit(prepare, part))
+                if len(waiting) > workers:
+                    yield {"pixel_values": waiting.popleft().result().to(self.loaded.device)}
+            while waiting:
+                yield {"pixel_values": waiting.popleft().result().to(self.loaded.device)}
+        finally:  # also where whoever asked for batches has had enough
+            pool.shutdown(cancel_futures=True)
+
+
+class TextInputs(RowInputs):
+    """Texts, cut where the tokenizer says (`mitigate` keeps there what it trained with) or the model's context ends."""
+
+    kind, made_ready_by = "text", "tokenizer"
+
+    def batches(self, rows: NDArray[np.integer] | None = None, start: int = 0) -> Iterator[Mapping[str, Tensor]]:
+        """Tokens, padded to the longest text of a batch; a model that knows its positions apart has one length."""
+        texts: Sequence[Any] = self.items if rows is None else [self.items[i] for i in rows]
+        tokenizer = self.loaded.tokenizer
+        longest = text_length(self.model.config, min(_MOST_TOKENS, tokenizer.model_max_length))
+        fixed = positions_of(self.model)
+        how = {"padding": "max_length", "max_length": fixed} if fixed else {"padding": True, "max_length": longest}
+        for part in even_batches(start, len(texts), self.batch_size):
+            encoded = _encoded(tokenizer, [texts[i] for i in part], **how)
+            yield {name: tensor.to(self.loaded.device) for name, tensor in encoded.items()}
+
+    def order(self, rows: NDArray[np.intp]) -> NDArray[np.intp]:
+        """Texts of like length together, so that a batch has little padding."""
+        return np.argsort([sum(map(len, text_columns(self.items[row]))) for row in rows], kind="stable")
+
+
+@contextmanager
+def quiet(model: nn.Module) -> Iterator[None]:
+    """No gradients and no dropout; afterwards the model is as it was.
+
+    Example:
+        >>> layer = nn.Dropout()
+        >>> with quiet(layer):
+        ...     layer.training
+        False
+    """
+    training = [module for module in model.modules() if module.training]
+    for module in training:
+        module.training = False
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def even_batches(start: int, end: int, size: int) -> list[range]:
+    """Rows from start to end in batches of at most `size`, none much smaller: of 3 and more, each has at least two.
+
+    Example:
+        >>> even_batches(0, 9, 4)
+        [range(0, 3), range(3, 6), range(6, 9)]
+    """
+    count = -(-(end - start) // size)
+    bounds = np.linspace(start, end, count + 1).round().astype(int).tolist()
+    return [range(*pair) for pair in itertools.pairwise(bounds)]
+
+
+def class_order(model: Any, classes: tuple[str, ...]) -> list[int]:
+    """Where the classes of the data are among those of the model."""
+    names = {int(number): str(name) for number, name in model.config.id2label.items()}
+    found = {name: number for number, name in names.items()}
+    if set(found) == set(classes):
+        return [found[name] for name in classes]
+    if len(names) == len(classes) and all(name == f"LABEL_{number}" for number, name in names.items()):
+        if not all(name.isdecimal() for name in classes):
+            told = "the model's classes have no names: %s are taken for its classes 0 to %d, in this order"
+            logging.getLogger("fairhead").warning(told, ", ".join(classes), len(classes) - 1)
+        return list(range(len(classes)))
+    raise InputError(
+        f"the model's classes are {', '.join(found)} and those of the data {', '.join(classes)}; they must have the "
+        "same names"
+    )

@@ -13,22 +13,33 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 import transformers
+from numpy.typing import NDArray
 from safetensors import safe_open
 from torch import Tensor, nn
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from fairhead.errors import FairheadError, InputError, UnsupportedModel
-from fairhead.models.attached import carried, method_of, save, within
-from fairhead.models.inputs import processor_of, tokenizer_of
-from fairhead.models.linear_head import LinearHead
-from fairhead.models.places import ADAPTER, Place, config_of, find, quietly, read_json, reading
+from fairhead.models.attached import LinearHead, method_of, save, with_method, within
+from fairhead.models.places import (
+    ADAPTER,
+    Place,
+    config_of,
+    find,
+    origin,
+    processor_of,
+    quietly,
+    read_json,
+    reading,
+    tokenizer_of,
+)
 
 DType = Literal["auto", "stored", "float32", "bfloat16", "float16"]
 # "any": the class that the folder names. "image": the same, if it reads pictures. "text": a classifier of texts.
@@ -129,7 +140,7 @@ def open_model(
     """
     given = {"tokenizer": tokenizer, "processor": processor}
     if isinstance(model, nn.Module):
-        return LoadedModel(model.eval(), _origin(model), given)
+        return LoadedModel(model.eval(), origin(model), given)
     target = device_named(device)
     known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "stored": None}
     known["auto"] = torch.float32 if target.type == "cpu" else torch.bfloat16
@@ -162,15 +173,6 @@ def _placing(place: Place, target: torch.device, device_map: str | None, load_in
     bits = {f"load_in_{load_in}": True, "bnb_4bit_compute_dtype": torch.bfloat16}
     rounding = transformers.BitsAndBytesConfig(**bits)
     return {"device_map": {"": target}, **settings, "quantization_config": rounding}
-
-
-def _origin(model: Any) -> Place | None:
-    """Where a live model says that it came from, if that is still there."""
-    name = getattr(getattr(model, "config", None), "_name_or_path", None)
-    try:
-        return find(name) if name else None
-    except InputError:
-        return None
 
 
 def class_of(place: Place, kind: Kind) -> Any:
@@ -217,7 +219,6 @@ def read_weights(
     of another shape, and are random then; with `pass_through`, square layers among them hand on what they are given.
     """
     with reading(place, "the weights"), quietly():
-        kept = carried(place.folder)
         model, found = kind.from_pretrained(
             place.folder,
             dtype="auto" if dtype is None else dtype,
@@ -242,18 +243,22 @@ def read_weights(
         advice = "; it is not a trained classifier: train one first, as with fairhead mitigate erm"
         raise InputError(
             f"{place.name}: the file of weights lacks {len(lacking)} that the model needs: "
-            f"{_named([key + lacking[key] for key in sorted(lacking)])}{advice if what == 'text' else ''}"
+            f"{_few([key + lacking[key] for key in sorted(lacking)])}{advice if what == 'text' else ''}"
         )
-    if kept is not None:
-        model = kept.put_into(model, lambda: tokenizer_of(place))
+    with reading(place, "the weights"):
+        model = with_method(model, place.folder, partial(tokenizer_of, place))
     if place.adapter is not None:
         _merge_adapter(place, within(model))
     spoiled = not_finite(model)
     if spoiled:
         raise InputError(
-            f"{place.name}: weights are NaN or infinite, as training or saving went wrong: {_named(spoiled)}"
+            f"{place.name}: weights are NaN or infinite, as training or saving went wrong: {_few(spoiled)}"
         )
     return model
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 def not_finite(model: nn.Module) -> list[str]:
@@ -279,12 +284,6 @@ def _hand_on(model: nn.Module, fresh: Iterable[str]) -> None:
             rectified = name.endswith("pre_classifier")
             nn.init.eye_(layer.weight).data.mul_(0.05 if rectified else 0.02)
             nn.init.constant_(layer.bias, 0.5 if rectified else 0.0)
-
-
-def _named(weights: list[str]) -> str:
-    """A few of them, and how many more there are."""
-    more = f" and {len(weights) - 4} more" if len(weights) > 4 else ""
-    return ", ".join(weights[:4]) + more
 
 
 def _is_of_encoder(model: nn.Module, key: str) -> bool:
@@ -342,9 +341,13 @@ def weights_digest(model: nn.Module) -> str:
         if not isinstance(weight, Tensor):
             continue
         digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
-        flat = weight.detach().cpu().contiguous().reshape(-1)
-        digest.update(flat.view(torch.uint8).numpy().data)
+        digest.update(raw_bytes(weight).data)
     return digest.hexdigest()
+
+
+def raw_bytes(tensor: Tensor) -> NDArray[np.uint8]:
+    """The memory of a tensor, row after row."""
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
 def device_named(name: str) -> torch.device:

@@ -1,21 +1,37 @@
-"""Where the files of a model are: a folder, a name of the Hugging Face hub in the local cache, a LoRA adapter."""
+"""The files of a model: where they are, and what those beside the weights say.
+
+A model is a folder, a name of the Hugging Face hub in the local cache, or a LoRA adapter of either. Beside the weights
+are a configuration, a tokenizer or an image processor, and digests of the rows that the model was trained on.
+"""
 
 import json
+import logging
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from transformers.utils import logging
+import numpy as np
+from numpy.typing import NDArray
+from transformers.utils import logging as transformers_logging
 
+from fairhead.data import Examples
+from fairhead.data.datasets import row_digests
 from fairhead.errors import FairheadError, InputError, UnsupportedModel
+from fairhead.store import reading as reading_file
+from fairhead.store import write_json
 
 ADAPTER = "adapter_config.json"
+PROCESSOR = "preprocessor_config.json"
+TRAINING_ROWS = "training_rows.json"
+MOST_LAYERS = 10_000  # building them takes a minute, before the weights show that there are fewer
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _HUB_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
-MOST_LAYERS = 10_000  # building them takes a minute, before the weights show that there are fewer
+# Families that take pictures of one size; others fit their positions to any.
+_ONE_SIZE = ("vit", "deit", "clip", "clip_vision_model", "siglip", "siglip_vision_model")
+_PARTS = ("train", "validation")
 
 
 class Place(NamedTuple):
@@ -70,6 +86,15 @@ def _cached(name: str, download: bool) -> Path:
     )
 
 
+def origin(model: Any) -> Place | None:
+    """The files of a model, or of what a live one says that it came from; None where there are none."""
+    name = model if isinstance(model, str | Path) else getattr(getattr(model, "config", None), "_name_or_path", None)
+    try:
+        return find(name) if name else None
+    except InputError:  # fresh weights, features, or a folder that is gone
+        return None
+
+
 def config_of(place: Place) -> Any:
     """Its configuration."""
     from transformers import AutoConfig
@@ -88,6 +113,33 @@ def _layers(config: dict[str, Any]) -> Iterator[Any]:
             yield from _layers(value)
         elif name in ("num_hidden_layers", "num_layers", "n_layers", "n_layer", "encoder_layers", "decoder_layers"):
             yield value or 0
+
+
+def tokenizer_of(place: Place) -> Any:
+    """The tokenizer beside a model."""
+    from transformers import AutoTokenizer
+
+    return read_beside(place, "the tokenizer", AutoTokenizer, place.holding("tokenizer.json", "tokenizer_config.json"))
+
+
+def processor_of(place: Place) -> Any:
+    """The image processor beside a model, on Pillow; tried on a picture, as its settings may be anything."""
+    from PIL import Image
+    from transformers import AutoImageProcessor
+
+    what = "the image processor"
+    found = read_beside(place, what, AutoImageProcessor, place.holding(PROCESSOR), backend="pil")
+    with reading(place, what), np.errstate(all="raise"):
+        made = found([Image.new("RGB", (32, 32), "white")], return_tensors="pt")
+    config = read_json(place.folder / "config.json")
+    tower = config.get("vision_config") or config
+    own, given = tower.get("image_size"), list(made["pixel_values"].shape[-2:])
+    if tower.get("model_type", config.get("model_type")) in _ONE_SIZE and isinstance(own, int) and given != [own, own]:
+        raise InputError(
+            f"{place.name}: {PROCESSOR} makes pictures of {given[1]} × {given[0]} pixels, and the model takes "
+            f"{own} × {own} only: set its size (and crop_size) to {own}"
+        )
+    return found
 
 
 def read_beside(place: Place, what: str, auto: Any, folder: Path, **options: Any) -> Any:
@@ -133,12 +185,87 @@ def read_json(path: Path) -> dict[str, Any]:
 @contextmanager
 def quietly() -> Iterator[None]:
     """Without transformers' bars, and without its list of weights that are meant to be new, or to be left over."""
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    level, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
     try:
         yield
     finally:
-        logging.set_verbosity(level)
+        transformers_logging.set_verbosity(level)
         if bars:
-            logging.enable_progress_bar()
+            transformers_logging.enable_progress_bar()
+
+
+def training_rows(model: Any) -> dict[str, frozenset[str]]:
+    """Digests of the training rows and the validation rows of a folder, a name or a live model; empty where unknown.
+
+    Figures on them say nothing about other rows. A digest is of the input (see `fairhead.data.datasets`), so that rows
+    are known again whatever file, order, ids or seed of a split they come with.
+    """
+    place = origin(model)
+    file = None if place is None else place.holding(TRAINING_ROWS) / TRAINING_ROWS
+    if file is None or not file.is_file():
+        return {}
+    with reading_file(file, "is not a list of training rows: remove it, and the model's rows are not known"):
+        found = json.loads(file.read_text(encoding="utf-8"))
+        return {part: frozenset(found[part]) for part in _PARTS}
+
+
+def with_training_rows(model: Any, rows: Mapping[str, Examples] | None = None) -> Callable[[Path], None]:
+    """What writes into a folder the rows of `train` and `validation`, and those that the model knows from before."""
+    before = training_rows(model)
+
+    def write(folder: Path) -> None:
+        own = {part: row_digests(rows[part]).tolist() if rows else () for part in _PARTS}
+        both = {part: sorted({*before.get(part, ()), *own[part]}) for part in _PARTS}
+        if any(both.values()):
+            write_json(folder / TRAINING_ROWS, {"schema": "fairhead.training_rows/1", **both})
+
+    return write
+
+
+class SeenRows(NamedTuple):
+    """Which rows a model was trained on, and which it was chosen by, [n] bool each."""
+
+    train: NDArray[np.bool_]
+    validation: NDArray[np.bool_]
+
+    @property
+    def any(self) -> NDArray[np.bool_]:
+        """Rows of either kind."""
+        return self.train | self.validation
+
+    @property
+    def words(self) -> str:
+        """How many of each."""
+        counts = {"trained on": int(self.train.sum()), "chosen by": int((self.validation & ~self.train).sum())}
+        return "the model was " + " and ".join(f"{how} {count:,} of them" for how, count in counts.items() if count)
+
+
+def seen_rows(model: Any, examples: Examples) -> SeenRows | None:
+    """Rows that a model has seen; None where it has seen none, or nothing is known."""
+    known = training_rows(model)
+    if not known:
+        return None
+    digests = row_digests(examples)
+    found = SeenRows(*(np.isin(digests, sorted(known[part])) for part in _PARTS))
+    return found if found.any.any() else None
+
+
+def unseen(model: Any, examples: Examples, go_on: bool = False) -> Examples:
+    """The rows that a model was neither trained on nor chosen by, and a warning of those left out.
+
+    With `go_on` there is the warning only, and all are given back.
+    """
+    seen = seen_rows(model, examples)
+    if seen is None:
+        return examples
+    count = f"{int(seen.any.sum()):,} of {len(examples):,} rows"
+    if go_on:
+        logging.getLogger("fairhead").warning("the model was trained on, or chosen by, %s that it is asked", count)
+        return examples
+    if seen.any.all():
+        raise InputError(f"the model was trained on, or chosen by, all {len(examples):,} rows asked for: give others")
+    told = "%s are left out: %s (another seed draws another split)"
+    logging.getLogger("fairhead").warning(told, count, seen.words)
+    return examples.take(np.flatnonzero(~seen.any))

@@ -10,19 +10,19 @@ from fairhead.train.plan import LanguagePlan as LanguagePlan
 from fairhead.train.plan import TrainingPlan as TrainingPlan
 
 if TYPE_CHECKING:
-    from fairhead.train.examples import Examples as Examples
     from fairhead.train.fitting import Epoch as Epoch
     from fairhead.train.fitting import Fit as Fit
     from fairhead.train.fitting import Selection as Selection
     from fairhead.train.fitting import fit as fit
     from fairhead.train.fitting import predict as predict
     from fairhead.train.loop import TrainingDiverged as TrainingDiverged
+    from fairhead.train.step import Examples as Examples
     from fairhead.train.step import Loss as Loss
 
 # Public name -> the module that defines it.
 _LATER = {
     "Epoch": "fairhead.train.fitting",
-    "Examples": "fairhead.train.examples",
+    "Examples": "fairhead.train.step",
     "Fit": "fairhead.train.fitting",
     "Loss": "fairhead.train.step",
     "Selection": "fairhead.train.fitting",

@@ -1,125 +1,123 @@
-"""Last-encoder training (DAM, section 3.4): the frozen part of a model runs once, its features stay on disk.
+"""Features that are computed once and kept on disk, in a cache that is shared by seeds, methods and experiments.
 
-`last_encoder(model)` is the part that is trained: the last encoder layer and the task head, as a model of the same
-class whose input is the features. `frozen_features(model, examples)` are those features, from a cache that is keyed by
-the weights, the inputs and the precision themselves, so it can be shared by epochs, seeds, methods and experiments
-and is never out of date. Both together compute what the whole model computes.
+The key of an entry is made of the weights, the inputs and the precision themselves, so an entry is never out of date.
+It is a folder `<key>/` with `data.bin` (the array, row after row) and `manifest.json`, made beside it and renamed when
+complete: a process that is killed in the middle leaves nothing that looks finished.
 """
 
-import copy
+import hashlib
+import json
+import math
+import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fairhead.errors import UnsupportedModel
-from fairhead.models.attached import refuse_method
-from fairhead.models.batches import quiet
-from fairhead.models.load import weights_digest
-from fairhead.train.cache import cache_folder, cached_array, key_of
-from fairhead.train.examples import Examples
-from fairhead.train.first_token import first_token_only
-from fairhead.train.step import autocast
+from fairhead.data.images import Images
+from fairhead.models.inputs import quiet
+from fairhead.models.load import raw_bytes, weights_digest
+from fairhead.store import locked, made_folder, settled, whole_folder, write_json
+from fairhead.train.last_encoder import encoder_of
+from fairhead.train.step import Examples, autocast
 
-Progress = Callable[[int, int], None]
-
-
-class _Encoder(NamedTuple):
-    """Where a model keeps its embeddings and its layers."""
-
-    trunk: nn.Module  # holds the embeddings
-    holder: nn.Module  # holds the list of layers
-    name: str  # of that list in its holder
+Progress = Callable[[int, int], None]  # called with (done, total)
+_CHUNK = 512  # pictures that are decoded at a time
 
 
-def _encoder(model: nn.Module) -> _Encoder:
-    """Find the longest list of layers, and the module around it that holds the embeddings."""
-    lists = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.ModuleList)]
-    if lists:
-        path, _ = max(lists, key=lambda entry: len(entry[1]))
-        holder_path, _, name = path.rpartition(".")
-        trunk_path = holder_path
-        while True:
-            trunk = model.get_submodule(trunk_path)
-            if isinstance(getattr(trunk, "embeddings", None), nn.Module):
-                return _Encoder(trunk, model.get_submodule(holder_path), name)
-            if not trunk_path:
-                break
-            trunk_path = trunk_path.rpartition(".")[0]
-    raise UnsupportedModel(
-        f"{type(model).__name__} has no encoder of embeddings and layers; last-encoder training works with "
-        "ViT, DINOv2, CLIP vision, BERT, RoBERTa, DistilBERT and ModernBERT"
-    )
+def cache_folder(folder: Path | str | None = None) -> Path:
+    """Where cached arrays go: the folder given, `$FAIRHEAD_CACHE`, or `~/.cache/fairhead`.
 
-
-def last_encoder(model: nn.Module) -> nn.Module:
-    """The trainable rest of a frozen model: its last encoder layer, what comes after it, and the task head.
-
-    A copy: the model given stays as it is. Features go in under the name that `frozen_features` gives them. Where the
-    task head reads the first token alone, the copy computes that token alone: the logits are the same, the hidden
-    states of other tokens are not (see `fairhead.train.first_token`).
+    Example:
+        >>> cache_folder("scratch").name
+        'scratch'
     """
-    refuse_method(model, "last-encoder training")
-    # Layers that would be thrown away are not copied first.
-    encoder = _encoder(model)
-    layers = getattr(encoder.holder, encoder.name)
-    setattr(encoder.holder, encoder.name, nn.ModuleList([layers[-1]]))
-    try:
-        rest = copy.deepcopy(model)
-    finally:
-        setattr(encoder.holder, encoder.name, layers)
-    trunk = _encoder(rest).trunk
-    config: Any = getattr(rest, "config", None)
-    if config is not None:
-        config.num_hidden_layers = 1
-    for name in ("embeddings", "pre_layrnorm"):  # CLIP normalises between its embeddings and its layers
-        before: Any = getattr(trunk, name, None)
-        if before is not None:
-            before.requires_grad_(False)
-            before.forward = _pass_on
-    _cut(rest)
-    return rest
+    return Path(folder or os.environ.get("FAIRHEAD_CACHE") or Path.home() / ".cache" / "fairhead")
 
 
-def _cut(rest: Any) -> None:
-    """Leave the other tokens out where the task head reads the first alone; see `first_token_only`."""
-    name = "pixel_values" if getattr(rest, "main_input_name", "") == "pixel_values" else "inputs_embeds"
-    width = getattr(getattr(rest, "config", None), "hidden_size", None)
-    if width is None:
-        return
-    weight = next(parameter for parameter in rest.parameters() if parameter.is_floating_point())
-    # Chance of its own: to look at a model must not change what comes after.
-    tokens = torch.randn(2, 5, width, generator=torch.Generator().manual_seed(0)).to(weight)
-
-    def run() -> Tensor:
-        logits: Tensor = rest(**{name: tokens}).logits
-        return logits
-
-    first_token_only(rest, run)
+def key_of(*parts: Any) -> str:
+    """A short name for what an array was made from: JSON values, and arrays by their bytes."""
+    digest = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        if isinstance(part, np.ndarray):
+            digest.update(f"{part.dtype.str}{part.shape}".encode())
+            digest.update(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)
+        else:
+            digest.update(json.dumps(part, sort_keys=True, default=str).encode())
+        digest.update(b"\0")
+    return digest.hexdigest()
 
 
-def _pass_on(*args: Any, inputs_embeds: Tensor | None = None, **ignored: Any) -> Tensor:
-    """Stand in for an embedding layer: the features that were given are its result."""
-    if inputs_embeds is not None:
-        return inputs_embeds
-    return next(x for x in args if isinstance(x, Tensor) and x.is_floating_point())
+def cached_array(
+    folder: Path | str,  # of the whole cache
+    key: str,  # of this array, such as `key_of(...)`
+    shape: tuple[int, ...],
+    dtype: str,  # numpy's name of its type
+    fill: Callable[[NDArray[Any]], None],  # is given the empty array and writes every row of it
+    about: Mapping[str, Any] | None = None,  # anything worth keeping in the manifest
+) -> NDArray[Any]:
+    """The array called `key`, mapped into memory; made by `fill` where it is not there or not whole.
+
+    Several processes may ask for the same array at once: one makes it, the others wait.
+    Writing to the array changes this process's copy only, never the file.
+    """
+    entry, size = Path(folder, key), math.prod(shape) * np.dtype(dtype).itemsize
+    manifest = {"schema": "fairhead.cache/1", "shape": list(shape), "dtype": dtype}
+
+    def is_whole() -> bool:
+        try:
+            found = json.loads((entry / "manifest.json").read_text(encoding="utf-8"))
+            return (entry / "data.bin").stat().st_size == size and found.items() >= manifest.items()
+        except (OSError, ValueError, AttributeError):
+            return False
+
+    if not is_whole():  # what is whole stays as it is, and may lie in a folder that is read-only
+        made_folder(folder, "name another in $FAIRHEAD_CACHE")
+        with locked(folder, wait=True, name=f"{key}.lock"):
+            settled(entry)
+            if not is_whole():
+                with whole_folder(entry) as unfinished:
+                    _fill_file(unfinished / "data.bin", shape, np.dtype(dtype), fill)
+                    write_json(unfinished / "manifest.json", {**manifest, "about": dict(about or {})})
+    # "c": copy on write. Torch wants arrays that it may write to, and nobody should change the cache.
+    return np.memmap(entry / "data.bin", dtype=dtype, mode="c", shape=shape)
 
 
-def put_back(model: nn.Module, rest: nn.Module) -> nn.Module:
-    """Give the whole model, in place, what `rest` (from `last_encoder`) has learnt; a method attached stays out."""
-    encoder = _encoder(model)
-    layers = getattr(encoder.holder, encoder.name)
-    (path,) = (name for name, module in model.named_modules() if module is layers)
-    state, learnt = model.state_dict(), rest.state_dict()
-    for name, tensor in learnt.items():
-        whole = name.replace(f"{path}.0.", f"{path}.{len(layers) - 1}.", 1) if name.startswith(f"{path}.0.") else name
-        if whole in state:
-            state[whole] = tensor
-    model.load_state_dict(state)
-    return model
+def _fill_file(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any], fill: Callable[[NDArray[Any]], None]) -> None:
+    with path.open("wb") as file:
+        # A full disk is an error here, and would kill the process when the array is filled.
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, max(1, math.prod(shape) * dtype.itemsize))
+    array = np.memmap(path, dtype, "r+", shape=shape)
+    fill(array)
+    array.flush()
+
+
+def decoded_pictures(
+    images: Images,  # n of them
+    size: int,  # height and width
+    folder: Path | str | None = None,  # of the cache
+    progress: Progress | None = None,
+) -> NDArray[np.uint8]:
+    """Pictures as bytes, [n, 3, size, size]; kept on disk where their files can be known again."""
+
+    def fill(array: NDArray[Any]) -> None:
+        for start in range(0, len(images), _CHUNK):
+            rows = np.arange(start, min(start + _CHUNK, len(images)))
+            array[rows] = images.take(rows).as_array(size).transpose(0, 3, 1, 2)
+            if progress is not None:
+                progress(int(rows[-1]) + 1, len(images))
+
+    shape, stamp = (len(images), 3, size, size), images.stamp
+    if stamp is None:
+        array = np.empty(shape, np.uint8)
+        fill(array)
+        return array
+    return cached_array(cache_folder(folder), key_of("decoded", stamp, size), shape, "uint8", fill, {"rows": shape[0]})
 
 
 def frozen_features(
@@ -129,39 +127,62 @@ def frozen_features(
     *,
     batch_size: int = 256,  # rows at a time
     precision: str = "no",  # "no" (32 bit) or "bf16" (autocast); features are kept in 32 bit
-    progress: Progress | None = None,  # called with (done, total) while features are computed
+    progress: Progress | None = None,
 ) -> Examples:
     """What reaches the last encoder layer, for every example: computed once, then mapped from disk.
 
     Returns:
         Examples for `last_encoder(model)`: features of shape [n, T, D] as "pixel_values" or "inputs_embeds", with the
-        attention mask where there is one. See `last_encoder` for an example.
+        attention mask where there is one.
     """
-    encoder = _encoder(model)
-    layers = getattr(encoder.holder, encoder.name)
-    device = next(model.parameters()).device
+    encoder, first = encoder_of(model), torch.arange(1)
+    last = f"{encoder.path}.{len(encoder.layers) - 1}."
 
     def of(rows: Tensor) -> Tensor:
-        return _reaching(model, layers[-1], examples.take(rows), device, precision)
+        return _reaching(model, encoder.layers[-1], examples.take(rows), precision)
 
-    frozen = {name: tensor for name, tensor in model.state_dict().items() if _is_frozen(name, tensor, model, layers)}
+    def is_frozen(name: str) -> bool:  # neither the last layer nor anything after it takes part in the features
+        if name.startswith(f"{encoder.path}."):
+            return not name.startswith(last)
+        return "embed" in name or "pre_layrnorm" in name
+
+    frozen = {name: tensor for name, tensor in model.state_dict().items() if is_frozen(name)}
     # What hooks make of the inputs first, such as normalised pictures, by the first row; to a few digits, as devices
     # differ in the last ones.
-    embedded = _reaching(model, encoder.trunk.get_submodule("embeddings"), examples.take(torch.arange(1)), device, "no")
-    key = key_of(
-        "features",
-        precision,
-        _settings(model),
-        np.round(embedded.double().cpu().numpy(), 3),
-        *_contents(frozen),
-        *_contents(examples.inputs),
-    )
-    about = {"model": type(model).__name__, "layers": len(layers), "rows": len(examples), "precision": precision}
-    features = _kept(key, of, of(torch.arange(1)), len(examples), batch_size, about, folder, progress)
+    embedded = _reaching(model, encoder.trunk.get_submodule("embeddings"), examples.take(first), "no")
+    shown = np.round(embedded.double().cpu().numpy(), 3)
+    key = key_of("features", precision, _settings(model), shown, *_contents(frozen), *_contents(examples.inputs))
+    about = {"model": type(model).__name__, "layers": len(encoder.layers), "precision": precision}
+    features = _kept(key, of, of(first), len(examples), batch_size, about, folder, progress)
     inputs = {"pixel_values" if "pixel_values" in examples.inputs else "inputs_embeds": features}
     if "attention_mask" in examples.inputs:
         inputs["attention_mask"] = examples.inputs["attention_mask"]
     return Examples(inputs, examples.labels)
+
+
+class _Reached(Exception):
+    """The module was reached: what follows need not be computed."""
+
+
+def _reaching(model: nn.Module, part: nn.Module, batch: Examples, precision: str) -> Tensor:
+    """The first tensor that a part of the model is given for one batch: [B, T, D] for an encoder layer."""
+    kept: list[Tensor] = []
+
+    def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        given = (*args, kwargs.get("hidden_states"), *kwargs.values())
+        kept.append(next(x for x in given if isinstance(x, Tensor)))
+        raise _Reached
+
+    hook = part.register_forward_pre_hook(keep, with_kwargs=True)
+    device = next(model.parameters()).device
+    try:
+        with quiet(model), autocast(device, precision):
+            model(**batch.to(device).inputs)
+    except _Reached:
+        pass
+    finally:
+        hook.remove()
+    return kept[0]
 
 
 def encode(
@@ -196,14 +217,9 @@ def kept_features(
 
     # The first row as well, to a few digits: what hooks make of the inputs, such as normalised pictures, is in it.
     first = of(torch.arange(1))
-    key = key_of(
-        what,
-        weights_digest(model),
-        _settings(model),
-        np.round(first.double().numpy(), 2),
-        *_contents(examples.inputs),
-    )
-    about = {"model": type(model).__name__, "what": what, "rows": len(examples)}
+    shown = np.round(first.double().numpy(), 2)
+    key = key_of(what, weights_digest(model), _settings(model), shown, *_contents(examples.inputs))
+    about = {"model": type(model).__name__, "what": what}
     return _kept(key, of, first, len(examples), 128, about, folder, progress)
 
 
@@ -225,7 +241,8 @@ def _kept(
             if progress is not None:
                 progress(int(rows[-1]) + 1, n)
 
-    return torch.from_numpy(cached_array(cache_folder(folder), key, (n, *first.shape[1:]), "float32", fill, about))
+    shape, about = (n, *first.shape[1:]), {**about, "rows": n}
+    return torch.from_numpy(cached_array(cache_folder(folder), key, shape, "float32", fill, about))
 
 
 def pooled(output: Any, mask: Tensor | None) -> Tensor:
@@ -245,39 +262,6 @@ def pooled(output: Any, mask: Tensor | None) -> Tensor:
     return first
 
 
-class _Reached(Exception):
-    """The module was reached: what follows need not be computed."""
-
-
-def _reaching(model: nn.Module, part: nn.Module, batch: Examples, device: torch.device, precision: str) -> Tensor:
-    """The first tensor that a part of the model is given for one batch: [B, T, D] for an encoder layer."""
-    kept: list[Tensor] = []
-
-    def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        given = (*args, kwargs.get("hidden_states"), *kwargs.values())
-        kept.append(next(x for x in given if isinstance(x, Tensor)))
-        raise _Reached
-
-    hook = part.register_forward_pre_hook(keep, with_kwargs=True)
-    inputs = {name: tensor.to(device) for name, tensor in batch.inputs.items()}
-    try:
-        with quiet(model), autocast(device, precision):
-            model(**inputs)
-    except _Reached:
-        pass
-    finally:
-        hook.remove()
-    return kept[0]
-
-
-def _is_frozen(name: str, tensor: Tensor, model: nn.Module, layers: nn.ModuleList) -> bool:
-    """Whether a tensor takes part in the features: neither the last layer nor anything after it does."""
-    (path,) = (other for other, module in model.named_modules() if module is layers)
-    if name.startswith(f"{path}."):
-        return not name.startswith(f"{path}.{len(layers) - 1}.")
-    return "embed" in name or "pre_layrnorm" in name
-
-
 def _settings(model: nn.Module) -> dict[str, Any]:
     """What the weights do not show, such as the number of heads; the task head and names have no part in features."""
     config: Any = getattr(model, "config", None)
@@ -290,4 +274,4 @@ def _contents(tensors: Mapping[str, Tensor]) -> Iterator[Any]:
     """Names, shapes and bytes, for a key."""
     for name, tensor in sorted(tensors.items()):
         yield f"{name} {tuple(tensor.shape)}"
-        yield tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        yield raw_bytes(tensor)

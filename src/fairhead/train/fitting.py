@@ -2,10 +2,11 @@
 
 A method enters in three places and nowhere else: what sits in the model it hands over (attached attention, a second
 network), the loss of a batch, and the rows that an epoch shows. So plain training and every mitigation run the same
-steps.
+steps. A linear head on frozen features is trained exactly instead (`fit_linear`), in seconds on a CPU.
 """
 
 import hashlib
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -14,16 +15,30 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, pad
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Sampler
 
 from fairhead.errors import InputError, did_you_mean
-from fairhead.train.compiled import CompiledLayers
-from fairhead.train.examples import Batch, Batches, Examples, check_classes, check_inputs, in_order
-from fairhead.train.launched import joined
-from fairhead.train.loop import Checkpoint, Loop, TrainingDiverged
+from fairhead.models.attached import FEATURES, LinearHead
+from fairhead.models.load import raw_bytes
+from fairhead.train.loop import Checkpoint, Loop, TrainingDiverged, joined
 from fairhead.train.plan import TrainingPlan
-from fairhead.train.step import ClassifierLoss, Loss, Recorded, Step, autocast, optimizer_of, recorder_for, say_once
+from fairhead.train.recorded import CompiledLayers, Recorded, recorder_for
+from fairhead.train.step import (
+    Batch,
+    Batches,
+    ClassifierLoss,
+    Examples,
+    Loss,
+    Step,
+    autocast,
+    check_classes,
+    check_inputs,
+    in_order,
+    optimizer_of,
+    say_once,
+)
 
 # A name of SELECTIONS, or a function of the predicted classes [n] of the validation set: higher is better.
 Selection = str | Callable[[Tensor], float]
@@ -75,13 +90,7 @@ def fit(
     # What else a checkpoint must agree with, such as the settings of a method
     identity: Mapping[str, Any] | None = None,
 ) -> Fit:
-    """Train a Hugging Face model; leave it in evaluation mode with the weights of its best epoch.
-
-    The best epoch is the first with the highest score; no group is involved.
-
-    Returns:
-        The history and the chosen epoch.
-    """
+    """Train a Hugging Face model; leave it in evaluation mode with the weights of the first epoch of highest score."""
     plan = plan or TrainingPlan()
     check_selection(selection)
     check_inputs(model, train)
@@ -94,22 +103,23 @@ def fit(
         )
     torch.manual_seed(plan.seed)
     processes = joined()
-    several = processes.num_processes > 1
-    if plan.batch_size % processes.num_processes:
+    share = (processes.process_index, processes.num_processes)
+    several = share[1] > 1
+    if plan.batch_size % share[1]:
         raise InputError(
-            f"a batch of {plan.batch_size} rows cannot be shared evenly by {processes.num_processes} processes: "
+            f"a batch of {plan.batch_size} rows cannot be shared evenly by {share[1]} processes: "
             "set batch_size to a multiple of their number"
         )
     checkpoint = None
     if checkpoints is not None:
         same = {**(identity or {}), "plan": asdict(plan), "data": _digest(train), "validation": _digest(validation)}
-        checkpoint = Checkpoint(Path(checkpoints), same, writes=processes.process_index == 0)
+        checkpoint = Checkpoint(Path(checkpoints), same, writes=share[0] == 0)
     device = processes.device if plan.device is None else torch.device(plan.device)
     train, validation = _placed(train, device, plan), _placed(validation, device, plan)
-    share = (processes.process_index, processes.num_processes)
     batches = Batches(train, plan.batch_size, device, seed=plan.seed, sampler=sampler, share=share)
     model.to(device)
-    trained = _parallel(model) if several else model
+    # Gradients are averaged over processes. Statistics are shared by those who keep them (see DAM).
+    trained = DistributedDataParallel(model, find_unused_parameters=True) if several else model
     optimizer = optimizer_of(model, plan.learning_rate, plan.weight_decay)
     replays = plan.replay and not several
     layers = CompiledLayers(model, device) if plan.compile else None
@@ -127,7 +137,7 @@ def fit(
         model,
         loss,
     )
-    predicting = Predicting(model, precision=plan.precision, replay=replays)
+    probabilities = predicting(model, precision=plan.precision, replay=replays)
     loop = Loop(model, optimizer, batches, plan, checkpoint, loss)
     history = [Epoch(*found) for found in loop.history]
 
@@ -142,9 +152,9 @@ def fit(
         losses = losses.float()
         if several:  # each saw its share of the batches; all stop where one has to
             torch.distributed.all_reduce(losses)
-            losses /= processes.num_processes
+            losses /= share[1]
         finite = losses.isfinite()
-        found = predicting(validation) if finite.all() else None
+        found = probabilities(validation) if finite.all() else None
         if found is None or not found.isfinite().all():
             loop.put_back()
             best = _best(history)
@@ -153,12 +163,11 @@ def fit(
                 first = (loop.epoch - 1) * len(losses) + int((~finite).nonzero()[0]) + 1
                 seen = f"the loss was {losses[~finite][0].item()} at step {first}"
             back = f"epoch {best.number}" if best else "its first weights"
-            diverged = TrainingDiverged(
+            raise TrainingDiverged(
                 f"{seen} (epoch {loop.epoch} of {plan.epochs}); the model is back at {back}. Check the inputs for NaN, "
-                f"or lower the learning rate (now {plan.learning_rate:g})"
+                f"or lower the learning rate (now {plan.learning_rate:g})",
+                model=None if best is None else model,
             )
-            diverged.model = None if best is None else model
-            raise diverged
         predicted, truth = found.argmax(-1), validation.labels.cpu()
         epoch = Epoch(
             loop.epoch,
@@ -194,7 +203,7 @@ def _digest(examples: Examples) -> str:
     digest = hashlib.blake2b(digest_size=8)
     for tensor in (examples.labels, *(examples.inputs[name] for name in sorted(examples.inputs))):
         digest.update(str(tuple(tensor.shape)).encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        digest.update(raw_bytes(tensor).data)
     return digest.hexdigest()
 
 
@@ -202,31 +211,25 @@ def predict(
     model: nn.Module, examples: Examples, batch_size: int = 512, precision: Literal["no", "bf16"] = "no"
 ) -> Tensor:
     """Class probabilities, shape [n, C] on the CPU; the model is left in evaluation mode."""
-    return Predicting(model, batch_size, precision)(examples)
+    return predicting(model, batch_size, precision)(examples)
 
 
-class Predicting:
-    """`predict` for a model that is asked again and again while it is trained; see there."""
-
-    def __init__(
-        self, model: nn.Module, batch_size: int = 512, precision: Literal["no", "bf16"] = "no", replay: bool = False
-    ) -> None:
-        self._model, self._batch_size = model, batch_size
-        self._device = next(model.parameters()).device
-        # A function apart, not a method: a recording that led back to its owner would keep its memory until some
-        # later collection of garbage.
-        self._probabilities = Recorded(
-            partial(_probabilities, model, precision), recorder_for(self._device) if replay else None, model
-        )
+def predicting(
+    model: nn.Module, batch_size: int = 512, precision: Literal["no", "bf16"] = "no", replay: bool = False
+) -> Callable[[Examples], Tensor]:
+    """`predict` for a model that is asked again and again while it is trained."""
+    device = next(model.parameters()).device
+    recorder = recorder_for(device) if replay else None
+    probabilities = Recorded(partial(_probabilities, model, precision), recorder, model)
 
     @torch.no_grad()
-    def __call__(self, examples: Examples) -> Tensor:
-        """Class probabilities, [n, C] on the CPU."""
-        self._model.eval()
+    def predict_all(examples: Examples) -> Tensor:
+        model.eval()
         # Rows do not depend on each other in evaluation mode: a batch made full can be replayed like the others.
-        full = self._probabilities.as_it_is is None
-        batches = in_order(examples, self._batch_size, self._device, full=full)
-        return torch.cat([self._probabilities(batch) for batch in batches])[: len(examples)].cpu()
+        batches = in_order(examples, batch_size, device, full=probabilities.as_it_is is None)
+        return torch.cat([probabilities(batch) for batch in batches])[: len(examples)].cpu()
+
+    return predict_all
 
 
 def _probabilities(model: nn.Module, precision: str, batch: Batch) -> Tensor:
@@ -242,11 +245,6 @@ def _placed(examples: Examples, device: torch.device, plan: TrainingPlan) -> Exa
     if keep is None:
         keep = device.type == "cuda" and examples.bytes < torch.cuda.mem_get_info(device)[0] / 2
     return examples.to(device) if keep else examples
-
-
-def _parallel(model: nn.Module) -> nn.Module:
-    """The model with gradients averaged over processes. Statistics are shared by those who keep them (see DAM)."""
-    return DistributedDataParallel(model, find_unused_parameters=True)
 
 
 def accuracy(predicted: Tensor, labels: Tensor) -> float:
@@ -282,3 +280,121 @@ def worst_of_cells(labels: Tensor, cells: Tensor) -> Selection:
     """Select by the lowest accuracy of a cell of the validation set; labels and cells are [n]."""
     labels, cells = labels.cpu(), cells.cpu()
     return lambda predicted: worst_accuracy(predicted, labels, cells)
+
+
+def ready_features(examples: Examples) -> Tensor:
+    """Features that came as such, [n, D]."""
+    return examples.inputs[FEATURES]
+
+
+def fit_linear(
+    head: LinearHead,
+    train: Examples,
+    validation: Examples,
+    plan: TrainingPlan,
+    weights: Tensor | None = None,
+    offsets: Tensor | None = None,
+) -> Fit:
+    """Solve for the head and look at the validation rows once; the penalty is the plan's weight decay."""
+    check_classes(train, "training", head)
+    check_classes(validation, "validation", head)
+    started = time.perf_counter()
+    nn.Module.to(head, plan.device or "cpu")
+    rounds, loss = solve(head, train.inputs[FEATURES], train.labels, weights, offsets, plan.weight_decay)
+    head.eval()
+    predicted, truth = answers(head, validation.inputs[FEATURES]), validation.labels.cpu()
+    right = accuracy(predicted, truth)
+    epoch = Epoch(1, loss, right, worst_accuracy(predicted, truth, truth), score=right)
+    return Fit((epoch,), epoch, time.perf_counter() - started, rounds)
+
+
+def solve(
+    head: LinearHead,  # changed in place; its weights are those of standardised features
+    features: Tensor,  # [n, D]
+    labels: Tensor,  # [n]
+    weights: Tensor | None = None,  # of the rows, [n]; equal by default
+    offsets: Tensor | None = None,  # added to the logits while training, [n, C]
+    penalty: float = 0.1,  # on the squared weights
+) -> tuple[int, float]:
+    """Minimise Σ w·CE(f + offset, y) / Σ w + penalty / 2 · |W|², from where `head` is.
+
+    Returns:
+        Rounds of L-BFGS, and the objective.
+    """
+    device = head.last.weight.device
+    standard, labels = head.standardised(features.to(device)), labels.to(device)
+    share = torch.ones(len(labels), device=device) if weights is None else weights.to(device).float()
+    share = share / share.sum()
+    added = None if offsets is None else offsets.to(device).float()
+    if added is not None:  # the last classes may have no row here
+        added = pad(added, (0, head.last.out_features - added.shape[1]))
+    if head.last.out_features == 2:
+        of_two = None if added is None else added[:, 1] - added[:, 0]
+        return _solve_two(head.last, standard, labels, share, of_two, penalty)
+
+    def objective() -> Tensor:
+        logits = head.last(standard)
+        losses = cross_entropy(logits if added is None else logits + added, labels, reduction="none")
+        found: Tensor = share @ losses + penalty / 2 * head.last.weight.square().sum()
+        found.backward()
+        return found.detach()
+
+    with torch.enable_grad():
+        return _minimise(list(head.last.parameters()), objective)
+
+
+def _solve_two(
+    last: nn.Linear, standard: Tensor, labels: Tensor, share: Tensor, added: Tensor | None, penalty: float
+) -> tuple[int, float]:
+    """The same of two classes, by their difference: one logit, whose gradient needs no graph.
+
+    The penalty makes the weights of the classes opposite; the sum of the biases plays no part and stays.
+    """
+    weight, bias = (part.detach() for part in last.parameters())
+    slope, level = nn.Parameter(weight[1] - weight[0]), nn.Parameter(bias[1] - bias[0])
+    sign = 2.0 * labels - 1
+
+    def objective() -> Tensor:
+        margin = torch.addmv(level, standard, slope)
+        margin = sign * (margin if added is None else margin + added)
+        pull = share * sign * torch.sigmoid(-margin)
+        slope.grad = penalty / 2 * slope - pull @ standard
+        level.grad = -pull.sum()
+        return share @ nn.functional.softplus(-margin) + penalty / 4 * slope.square().sum()
+
+    with torch.no_grad():
+        found = _minimise([slope, level], objective)
+        halves = torch.tensor([-0.5, 0.5], device=weight.device)
+        last.weight.copy_(torch.outer(halves, slope))
+        last.bias.copy_(bias.mean() + halves * level)
+    return found
+
+
+def _minimise(parameters: list[nn.Parameter], objective: Callable[[], Tensor]) -> tuple[int, float]:
+    """Rounds of L-BFGS, and the smallest value of an objective that leaves its gradient with the parameters."""
+    optimizer = torch.optim.LBFGS(
+        parameters,
+        max_iter=200,
+        tolerance_grad=1e-5,
+        tolerance_change=1e-9,
+        history_size=20,
+        line_search_fn="strong_wolfe",
+    )
+    last = torch.zeros(())
+
+    def closure() -> Tensor:
+        nonlocal last
+        optimizer.zero_grad()
+        last = objective()
+        return last
+
+    optimizer.step(closure)
+    optimizer.zero_grad()
+    return int(optimizer.state[parameters[0]]["n_iter"]), float(last)
+
+
+@torch.no_grad()
+def answers(head: LinearHead, features: Tensor) -> Tensor:
+    """The likeliest class of each row, [n] on the CPU."""
+    found: Tensor = head(features.to(head.last.weight.device)).logits.argmax(-1).cpu()
+    return found

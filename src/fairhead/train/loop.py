@@ -1,27 +1,32 @@
-"""One loop for every training: AdamW, a schedule, checkpoints, and a stop where the loss is no longer finite.
+"""One loop for every training, of one process or of several that `accelerate launch` or torchrun has started.
 
 `Loop` takes the steps of classifiers (`fairhead.train.fitting`) and of language models (`fairhead.train.tuning`). What
-it needs to go on after it was killed is a `Checkpoint`, one safetensors file.
+it needs to go on after it was killed is a `Checkpoint`, one safetensors file. Of several processes each has a GPU; what
+compares the rows of a batch needs those of all of them: `gathered` and `summed`.
 """
 
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch import distributed as dist
 
 from fairhead.errors import FairheadError, InputError
-from fairhead.store import made_folder, whole_file
+from fairhead.store import locked, made_folder, whole_file
 from fairhead.train.plan import Plan
-from fairhead.train.step import set_rate
+from fairhead.train.step import Batches, LengthBatches, set_rate
 
-B = TypeVar("B", covariant=True)
+T = TypeVar("T")
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # of AdamW
 FILE = "state.safetensors"
 # Settings of a plan that do not change its result: a run may go on with others.
@@ -31,8 +36,12 @@ _SAME_RESULT = ("checkpoint_minutes", "device", "data_on_device")
 class TrainingDiverged(FairheadError):
     """The loss became NaN or infinite; the model is back at its last good weights."""
 
-    model: nn.Module | None = None  # with those weights; None where nothing good was trained
     task: Any = None  # what it was trained on, where whoever trains says so
+
+    def __init__(self, message: str, model: nn.Module | None = None) -> None:
+        """`model` is the model with those weights; None where nothing good was trained."""
+        super().__init__(message)
+        self.model = model
 
 
 class State(NamedTuple):
@@ -40,6 +49,10 @@ class State(NamedTuple):
 
     tensors: dict[str, Tensor]
     facts: dict[str, Any]
+
+    def part(self, prefix: str) -> dict[str, Tensor]:
+        """The tensors whose names begin so, by the rest of their names."""
+        return {name.removeprefix(prefix): x for name, x in self.tensors.items() if name.startswith(prefix)}
 
 
 @dataclass(frozen=True)
@@ -103,22 +116,7 @@ def comparable(identity: Mapping[str, Any]) -> dict[str, Any]:
     return plain
 
 
-class BatchSource(Protocol[B]):
-    """Gives the batches of an epoch, as many in each, and can go on in the middle of one."""
-
-    def __len__(self) -> int: ...
-
-    def epoch(self, number: int, done: int = 0) -> Iterator[B]:
-        """The batches of epoch `number` (from 1) after the first `done`."""
-
-    def state(self) -> Mapping[str, Tensor]:
-        """What `restore` needs."""
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Go on where `state` was taken."""
-
-
-class Loop(Generic[B]):
+class Loop:
     """The steps of a training, epoch after epoch, from its beginning or from a checkpoint.
 
     Attributes:
@@ -135,7 +133,7 @@ class Loop(Generic[B]):
         self,
         model: nn.Module,  # what is trained
         optimizer: torch.optim.Optimizer,  # AdamW over its parameters with gradients, in their order
-        batches: BatchSource[B],  # what it is trained on
+        batches: Batches | LengthBatches[Any],  # what it is trained on
         plan: Plan,  # how
         checkpoint: Checkpoint | None = None,  # where its state is saved
         loss: object = None,  # an object whose tensors are part of the state, such as running weights of groups
@@ -157,7 +155,7 @@ class Loop(Generic[B]):
             self._restore(state)
         self.kept = copied_weights(model)
         if state is not None:
-            self.kept |= {name: tensor.to(self.kept[name].device) for name, tensor in _part(state, "kept.").items()}
+            self.kept |= {name: tensor.to(self.kept[name].device) for name, tensor in state.part("kept.").items()}
 
     @property
     def steps(self) -> int:
@@ -174,25 +172,22 @@ class Loop(Generic[B]):
         step: Callable[[Any], Tensor],  # trains on a batch, returns its loss
         *,
         # Called before the first step of an epoch, or the first after a checkpoint
-        before_epoch: Callable[[], None] | None = None,
-        after_step: Callable[[], None] | None = None,  # called after each
-        after_epoch: Callable[[Tensor], None] | None = None,  # called with the losses of its steps, [steps]
+        before_epoch: Callable[[], None] = lambda: None,
+        after_step: Callable[[], None] = lambda: None,
+        after_epoch: Callable[[Tensor], None] = lambda losses: None,  # called with the losses of its steps, [steps]
     ) -> None:
         """Take all steps that are left."""
         while self.epoch <= self._plan.epochs and not self.enough:
-            if before_epoch is not None:
-                before_epoch()
+            before_epoch()
             for batch in self._batches.epoch(self.epoch, len(self.losses)):
                 set_rate(self._optimizer, self._plan.learning_rate * self._plan.rate(self.done, self.steps))
                 self.losses.append(step(batch))
                 self.done += 1
-                if after_step is not None:
-                    after_step()
+                after_step()
                 self._save_if_due()
                 if self.enough:
                     break
-            if after_epoch is not None:
-                after_epoch(torch.stack(self.losses))
+            after_epoch(torch.stack(self.losses))
             self.losses.clear()
             self.epoch += 1
             self._save_if_due()
@@ -204,11 +199,8 @@ class Loop(Generic[B]):
 
     def keep_mean(self, number: int) -> None:
         """Let the mean of this and the last `number` − 1 kept weights be those to come back to; this one, up to 1."""
-        if number <= 1:
-            self.keep()
-            return
         for name, tensor in copied_weights(self._model).items():
-            if tensor.is_floating_point():
+            if number > 1 and tensor.is_floating_point():
                 self.kept[name] += (tensor - self.kept[name]) / number
             else:
                 self.kept[name] = tensor
@@ -223,12 +215,15 @@ class Loop(Generic[B]):
         tensors = {f"kept.{name}": tensor for name, tensor in self.kept.items()} if self._saves_kept else {}
         tensors |= {f"weight.{name}": tensor for name, tensor in _weights(self._model).items()}
         tensors |= {f"batches.{name}": tensor for name, tensor in self._batches.state().items()}
-        tensors |= {f"loss.{name}": tensor for name, tensor in _tensors_of(self._loss).items()}
+        of_loss = getattr(self._loss, "__dict__", {})
+        tensors |= {f"loss.{name}": value for name, value in of_loss.items() if isinstance(value, Tensor)}
         for name, parameter in _trained(self._model).items():
             moments = self._optimizer.state.get(parameter, {})  # none where no gradient has come
             tensors |= {f"{key}.{name}": moments[key] for key in _MOMENTS if key in moments}
         tensors["losses"] = torch.stack(self.losses) if self.losses else torch.zeros(0)
-        tensors |= {f"random.{name}": state for name, state in _random_states(self._device).items()}
+        tensors["random.cpu"] = torch.get_rng_state()
+        if self._device.type == "cuda":
+            tensors["random.cuda"] = torch.cuda.get_rng_state(self._device)
         facts = {"epoch": self.epoch, "done": self.done, "history": self.history, "seconds": self.seconds}
         self._checkpoint.save(tensors, facts)
         self._saved = time.perf_counter()
@@ -238,9 +233,9 @@ class Loop(Generic[B]):
         self.epoch, self.done, self.history = facts["epoch"], facts["done"], facts["history"]
         self.resumed_at, self._seconds = self.done, facts["seconds"]
         self.losses = list(state.tensors["losses"].to(self._device))
-        self._model.load_state_dict(_part(state, "weight."), strict=False)
-        self._batches.restore(_part(state, "batches."))
-        for name, tensor in _part(state, "loss.").items():
+        self._model.load_state_dict(state.part("weight."), strict=False)
+        self._batches.restore(state.part("batches."))
+        for name, tensor in state.part("loss.").items():
             setattr(self._loss, name, tensor)
         moments = {}
         for number, name in enumerate(_trained(self._model)):
@@ -249,7 +244,9 @@ class Loop(Generic[B]):
                 moments[number] = found
         groups = self._optimizer.state_dict()["param_groups"]
         self._optimizer.load_state_dict({"state": moments, "param_groups": groups})
-        _set_random_states(_part(state, "random."), self._device)
+        torch.set_rng_state(state.tensors["random.cpu"])
+        if "random.cuda" in state.tensors and self._device.type == "cuda":
+            torch.cuda.set_rng_state(state.tensors["random.cuda"], self._device)
 
     @property
     def _device(self) -> torch.device:
@@ -273,20 +270,66 @@ def _weights(model: nn.Module) -> dict[str, Tensor]:
     return {**_trained(model), **buffers}
 
 
-def _tensors_of(owner: object) -> dict[str, Tensor]:
-    return {name: value for name, value in getattr(owner, "__dict__", {}).items() if isinstance(value, Tensor)}
+def joined() -> PartialState:
+    """The processes of this run: those that a launcher started, or this one alone."""
+    return PartialState(cpu=not torch.accelerator.is_available())  # with cpu=True it looks for those on the CPU
 
 
-def _part(state: State, prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): x for name, x in state.tensors.items() if name.startswith(prefix)}
+def agreed(found: T) -> T:
+    """What the first process has found, in all of them: what hardware rounds in its own way may decide otherwise."""
+    said = [found]
+    if joined().num_processes > 1:
+        broadcast_object_list(said)
+    return said[0]
 
 
-def _random_states(device: torch.device) -> dict[str, Tensor]:
-    on_gpu = {"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {}
-    return {"cpu": torch.get_rng_state(), **on_gpu}
+@contextmanager
+def written_by_first(out: Path) -> Iterator[bool]:
+    """Whether this process is the one that writes to the folder of a run, which no other run may do meanwhile.
+
+    All processes leave together, so that whoever follows finds what the first one wrote.
+    """
+    processes = joined()
+    writes = processes.is_main_process
+    with locked(out) if writes else nullcontext():
+        yield writes
+    processes.wait_for_everyone()
 
 
-def _set_random_states(states: Mapping[str, Tensor], device: torch.device) -> None:
-    torch.set_rng_state(states["cpu"])
-    if "cuda" in states and device.type == "cuda":
-        torch.cuda.set_rng_state(states["cuda"], device)
+def is_spread() -> bool:
+    """Whether several processes share each batch."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def gathered(x: Tensor) -> Tensor:
+    """The rows of all processes, [processes · B, ...]; the last batch of an epoch may be smaller on some of them."""
+    if not is_spread():
+        return x
+    sizes = [torch.zeros(1, dtype=torch.int64, device=x.device) for _ in range(dist.get_world_size())]
+    dist.all_gather(sizes, torch.tensor([len(x)], device=x.device))
+    parts = [x.new_zeros(int(size), *x.shape[1:]) for size in sizes]
+    parts[dist.get_rank()] = x
+    return summed(torch.cat(parts))
+
+
+def summed(x: Tensor) -> Tensor:
+    """The sum over all processes."""
+    add: Any = _Sum.apply
+    return add(x) if is_spread() else x
+
+
+class _Sum(torch.autograd.Function):
+    """What depends on the sum, on any process, depends on every process's part."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        total = x.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        # A copy: the gradient of a sum is one tensor for both of its terms.
+        total = gradients[0].clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total)
+        return total

@@ -17,7 +17,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 _JOULES_PER_WH = 3600.0
@@ -206,9 +205,7 @@ class Meter:
         utilisation_watts: float | None = None,
         sharers: Callable[[], int] | None = None,
     ) -> None:
-        self._device = device
-        self._gpu = gpu
-        self._watts = utilisation_watts
+        self._device, self._gpu, self._watts = device, gpu, utilisation_watts
         self._sharers = sharers or (lambda: 1)
         self._reading: Reading | None = None
         self._stop = threading.Event()
@@ -241,9 +238,7 @@ class Meter:
             self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         allocated = reserved = None
         if self._device.startswith("cuda"):
             import torch
@@ -256,17 +251,15 @@ class Meter:
             self._stop.set()
             self._thread.join()
             self._take(self._gpu)
-            gpu = self._energy.figures()
-            gpu["gpu"] = self._gpu.name
+            gpu = {**self._energy.figures(), "gpu": self._gpu.name}
             self._gpu.close()
-        shared_by = max(self._shared_by, self._sharers(), gpu.pop("shared_by", 1))
+        gpu["shared_by"] = max(self._shared_by, self._sharers(), gpu.get("shared_by", 1))
         self._reading = Reading(
             seconds=time.perf_counter() - self._started,
             cpu_seconds=time.process_time() - self._cpu_started,
             peak_rss_mib=_peak_rss_mib(),
             gpu_allocated_mib=allocated,
             gpu_reserved_mib=reserved,
-            shared_by=shared_by,
             **gpu,
         )
 
@@ -284,29 +277,25 @@ class Energy:
     def __init__(self, utilisation_watts: float | None = None) -> None:
         self._watts = utilisation_watts
         self._last: tuple[float, Sample] | None = None
-        self._counter: float | None = None
-        self._power: float | None = None
-        self._busy_seconds: float | None = None
-        self._looked: float | None = None
+        self._looked: float | None = None  # until when busy seconds have been added up
         self._latest_busy: tuple[float, float, int] | None = None
-        self._process: float | None = None
-        self._in_use: float | None = None
-        self._samples = 0
-        self._sharers = 1
+        self._totals: dict[str, float] = {}  # sums and peaks; what no sample has told is not in it
+        self._samples, self._sharers = 0, 1
 
     def add(self, now: float, sample: Sample, sharers: int) -> None:
         """Take in one sample, `now` in seconds; what was used since the last one is shared between `sharers`."""
         self._sharers = max(self._sharers, sharers)
-        self._process = _largest(self._process, sample.process_mib)
-        self._in_use = _largest(self._in_use, sample.used_mib)
+        for name, mib in (("process", sample.process_mib), ("used", sample.used_mib)):
+            if mib is not None:
+                self._totals[name] = max(mib, self._totals.get(name, mib))
         if sample.watts is not None:
             self._samples += 1
         if self._last is not None:
             then, before = self._last
             if before.joules is not None and sample.joules is not None:
-                self._counter = (self._counter or 0.0) + (sample.joules - before.joules) / sharers
+                self._count("counter", (sample.joules - before.joules) / sharers)
             if before.watts is not None and sample.watts is not None:
-                self._power = (self._power or 0.0) + (now - then) * (before.watts + sample.watts) / 2 / sharers
+                self._count("power", (now - then) * (before.watts + sample.watts) / 2 / sharers)
         if sample.busy is not None:
             if self._looked is None:
                 self._looked = now
@@ -318,33 +307,32 @@ class Energy:
     def _add_busy(self, now: float, busy: float, sharers: int) -> None:
         # As the paper does: what is seen at the end of a minute stands for the whole minute.
         assert self._looked is not None
-        self._busy_seconds = (self._busy_seconds or 0.0) + busy * (now - self._looked) / sharers
+        self._count("busy seconds", busy * (now - self._looked) / sharers)
         self._looked = now
+
+    def _count(self, name: str, amount: float) -> None:
+        self._totals[name] = self._totals.get(name, 0.0) + amount
 
     def figures(self) -> dict[str, Any]:
         """The fields of `Reading` that come from the GPU; the last, incomplete minute counts by its last sample."""
         if self._latest_busy is not None:
             self._add_busy(*self._latest_busy)
-        formula = self._busy_seconds is not None and self._watts is not None
+
+        def wh(name: str, watts: float | None = 1.0) -> float | None:
+            if watts is None or name not in self._totals:
+                return None
+            return self._totals[name] * watts / _JOULES_PER_WH
+
         return {
-            "gpu_process_mib": self._process,
-            "gpu_board_mib": self._in_use,
-            "energy_counter_wh": _in_wh(self._counter),
-            "energy_power_wh": _in_wh(self._power),
-            "energy_utilisation_wh": _in_wh((self._busy_seconds or 0.0) * (self._watts or 0.0)) if formula else None,
+            "gpu_process_mib": self._totals.get("process"),
+            "gpu_board_mib": self._totals.get("used"),
+            "energy_counter_wh": wh("counter"),
+            "energy_power_wh": wh("power"),
+            "energy_utilisation_wh": wh("busy seconds", self._watts),
             "utilisation_watts": self._watts,
             "power_samples": self._samples,
             "shared_by": self._sharers,
         }
-
-
-def _in_wh(joules: float | None) -> float | None:
-    return None if joules is None else joules / _JOULES_PER_WH
-
-
-def _largest(a: float | None, b: float | None) -> float | None:
-    known = [x for x in (a, b) if x is not None]
-    return max(known) if known else None
 
 
 _PROCESS = Path("/proc/self")

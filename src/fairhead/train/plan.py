@@ -85,10 +85,10 @@ class TrainingPlan(Plan):
         data_on_device: keep all examples in the device's memory; None does so where they take less than half of what
             is free there.
         replay: record the step as a CUDA graph and replay it, where the device can and the step is the same work every
-            time (see `fairhead.train.step`). The results are the same; set it to False for a model that does
+            time (see `fairhead.train.recorded`). The results are the same; set it to False for a model that does
             something in Python at every step, such as skipping layers by chance, and for a loss that reads a variable
             of its surroundings which changes (attributes of the loss may change between epochs).
-        compile: fuse what layers do between their matrix products, on a GPU (see `fairhead.train.compiled`). Some ten
+        compile: fuse what layers do between their matrix products, on a GPU (see `fairhead.train.recorded`). Some ten
             seconds, once in a process for each kind of layer; results differ by rounding, and where there is dropout,
             as those of another seed do: compiled code draws other numbers.
 

@@ -1,112 +1,237 @@
-"""One training step, and how to run it fast: recorded once, then replayed.
-
-A step of a small transformer is about a thousand short kernels, and launching them from Python takes a GPU's time
-several times over. A recording (a CUDA graph) launches them all at once. What is recorded is what the device does,
-never what Python does, so a recorded step must be the same work every time: fixed shapes, no decision that depends on
-a value, and all that changes from step to step held in tensors that are changed in place. `Recorded` finds out by
-itself whether that holds, and runs the step as it is where it does not.
-"""
+"""What a step of training sees and does: a model's inputs and the labels, and no place for a group column."""
 
 import functools
+import inspect
 import logging
 import math
-import threading
-import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from itertools import compress, islice
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.data import Dataset, RandomSampler, Sampler
 
-from fairhead.train.examples import Batch
+from fairhead.errors import InputError, did_you_mean
 
 # The loss of a batch: (what the model returned, labels [B], rows of the training set [B]) -> a scalar.
 Loss = Callable[[Any, Tensor, Tensor], Tensor]
 # The parts of a batch's loss by name; "loss" is what is minimised, the others are for the record.
 Parts = Mapping[str, Tensor]
 B = TypeVar("B")
-
-# Steps before a recording: libraries choose their kernels, and state that depends on the first batch is made.
-_WARM_UP = 3
-# Hooks of these do their work on the device; what others do in Python would happen once and never again.
-_KNOWN_HOOKS = ("fairhead", "transformers", "torch", "accelerate", "peft")
-_LOSS = "the loss"
-_CHANGING_MASKS = threading.RLock()
+# Batches that are sorted by length together: longer stretches would pad less and mix worse.
+_STRETCH = 32
 
 
-class CudaRecorder:
-    """Records what a function does with tensors as a CUDA graph, on a stream of its own, and does it again."""
+@dataclass(frozen=True)
+class Examples(Dataset):
+    """Inputs and labels of n examples in memory: a torch data set whose batches are one indexing operation."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device)
-        self._graph = torch.cuda.CUDAGraph()
-        number = torch.cuda.current_device() if device.index is None else device.index
-        self._chance = torch.cuda.default_generators[number]
+    # The model's arguments by name, each a tensor of shape [n, ...] ("pixel_values", "input_ids", ...)
+    inputs: Mapping[str, Tensor]
+    labels: Tensor  # class numbers, shape [n]
 
-    def warm_up(self, function: Callable[[], Tensor]) -> Tensor:
-        """Run on the stream that will record: autograd remembers which one it saw first."""
-        with torch.cuda.device(self._stream.device):  # the current one may be another
-            self._stream.wait_stream(torch.cuda.current_stream())
-            with _masks_as_when_recorded(), torch.cuda.stream(self._stream):
-                value = function()
-            torch.cuda.current_stream().wait_stream(self._stream)
-        return value
+    def __post_init__(self) -> None:
+        if not self.inputs or "labels" in self.inputs:
+            raise InputError(
+                f"examples need the model's inputs by name, apart from the labels; found {sorted(self.inputs)}"
+            )
+        for name, tensor in self.inputs.items():
+            if len(tensor) != len(self.labels):
+                raise InputError(
+                    f"input {name!r} has {len(tensor)} rows but there are {len(self.labels)} labels: "
+                    "give one row per example"
+                )
 
-    def waits(self, function: Callable[[], Tensor]) -> tuple[Tensor, str | None]:
-        """Run as usual, and say where Python waited for a value, if it did: a recording that meets one breaks."""
-        before = torch.cuda.get_sync_debug_mode()
-        with warnings.catch_warnings(record=True) as seen:
-            warnings.simplefilter("always")
-            torch.cuda.set_sync_debug_mode("warn")
-            try:
-                value = self.warm_up(function)
-            finally:
-                torch.cuda.set_sync_debug_mode(before)
-        found = [w for w in seen if "synchronizing CUDA operation" in str(w.message)]
-        place = f"{found[0].filename.rpartition('/')[2]}, line {found[0].lineno}" if found else None
-        return value, place and f"it waits for a value of the device ({place})"
+    def __len__(self) -> int:
+        return len(self.labels)
 
-    def record(self, function: Callable[[], Tensor]) -> Tensor:
-        """Record without running; `replay` leaves its result in the tensor. Other threads may use the device."""
-        with torch.cuda.device(self._stream.device):
-            stream, chance = torch.cuda.current_stream(), self._chance.clone_state()
-            try:
-                with (
-                    _masks_as_when_recorded(),
-                    torch.cuda.graph(self._graph, stream=self._stream, capture_error_mode="thread_local"),
-                ):
-                    return function()
-            except BaseException:
-                # A recording that fails leaves its stream in place, and a generator that waits for its end.
-                torch.cuda.set_stream(stream)
-                self._chance.graphsafe_set_state(chance)
-                raise
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {name: tensor[index] for name, tensor in self.inputs.items()} | {"labels": self.labels[index]}
 
-    def replay(self) -> None:
-        """One launch for the whole step."""
-        self._graph.replay()
+    def __getitems__(self, indices: Sequence[int]) -> dict[str, Tensor]:
+        """One batch, labels included."""
+        batch = self.take(torch.as_tensor(indices))
+        return {**batch.inputs, "labels": batch.labels}
+
+    def take(self, rows: Tensor) -> "Examples":
+        """The chosen rows: indices, or a mask of shape [n]."""
+        rows = rows.to(self.labels.device, non_blocking=True)
+        return Examples({name: tensor[rows] for name, tensor in self.inputs.items()}, self.labels[rows])
+
+    def to(self, device: torch.device | str) -> "Examples":
+        """The same examples in the memory of another device."""
+        return Examples({name: tensor.to(device) for name, tensor in self.inputs.items()}, self.labels.to(device))
+
+    @property
+    def bytes(self) -> int:
+        """The memory that inputs and labels take."""
+        return sum(tensor.nbytes for tensor in (*self.inputs.values(), self.labels))
+
+
+class Batch(NamedTuple):
+    """One step's worth: the model's inputs by name, labels [B], and which rows of the training set they are [B]."""
+
+    inputs: dict[str, Tensor]
+    labels: Tensor
+    rows: Tensor
+
+
+class Batches:
+    """Full, shuffled batches, epoch after epoch; the last, smaller one of an epoch is left out.
+
+    Under several processes each gets its share of every batch, so that a batch is the same rows however many there are.
+    """
+
+    def __init__(
+        self,
+        examples: Examples,
+        batch_size: int,
+        device: torch.device,
+        *,
+        seed: int = 0,
+        sampler: Sampler[int] | None = None,
+        share: tuple[int, int] = (0, 1),
+    ) -> None:
+        """`sampler` gives an epoch's rows, all of them in random order by default; `share` is (number, of how many)."""
+        self._order = torch.Generator().manual_seed(seed)
+        self._sampler: Any = sampler if sampler is not None else RandomSampler(examples, generator=self._order)
+        self._examples, self._batch_size, self._device, self._share = examples, batch_size, device, share
+        self._rows = torch.zeros(0, dtype=torch.int64)  # of the epoch that is under way
+
+    def __len__(self) -> int:
+        return len(self._sampler) // self._batch_size
+
+    def epoch(self, number: int, done: int = 0) -> Iterator[Batch]:
+        """The batches of an epoch, without those that are done; where none is, its rows are drawn."""
+        if not done:
+            # One draw ahead, as torch's DataLoader makes: a seed stands for the same batches there and here.
+            torch.empty((), dtype=torch.int64).random_(generator=self._order)
+            self._rows = torch.tensor(list(self._sampler))[: len(self) * self._batch_size]
+        # An epoch's rows go to the device at once, and to where the examples are if that is elsewhere.
+        on_device = self._rows.to(self._device, non_blocking=True)
+        at_examples = self._rows.to(self._examples.labels.device, non_blocking=True)
+        (mine, of), size = self._share, self._batch_size
+        for start in range(done * size, len(self._rows), size):
+            chosen = slice(start + mine, start + size, of)
+            yield _batch(self._examples.take(at_examples[chosen]), on_device[chosen], self._device)
+
+    def state(self) -> dict[str, Tensor]:
+        """What `restore` needs to go on here: the rows of this epoch, and the state of what draws those to come."""
+        return {"rows": self._rows, **{name: drawn.get_state() for name, drawn in self._generators().items()}}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Go on where `state` was taken."""
+        self._rows = state["rows"]
+        for name, generator in self._generators().items():
+            generator.set_state(state[name])
+
+    def _generators(self) -> dict[str, torch.Generator]:
+        found = {"order": self._order, "sampler": getattr(self._sampler, "generator", None)}
+        return {name: generator for name, generator in found.items() if generator is not None}
+
+
+class LengthBatches(Generic[B]):
+    """Batches of examples of like length; which they are depends on the seed and the epoch alone."""
+
+    def __init__(self, examples: Sequence[B], lengths: Sequence[int], batch_size: int, seed: int) -> None:
+        self._examples, self._lengths, self._batch_size, self._seed = examples, lengths, batch_size, seed
+
+    def __len__(self) -> int:
+        return math.ceil(len(self._examples) / self._batch_size)
+
+    def epoch(self, number: int, done: int = 0) -> Iterator[list[B]]:
+        """The batches of an epoch (from 1) after the first `done`."""
+        for batch in shuffled_batches(self._lengths, self._batch_size, self._seed, number - 1)[done:]:
+            yield [self._examples[i] for i in batch]
+
+    def state(self) -> dict[str, Tensor]:
+        """Nothing: the number of the epoch says it all."""
+        return {}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Nothing to restore."""
+
+
+def shuffled_batches(lengths: Sequence[int], batch_size: int, seed: int, epoch: int = 0) -> list[list[int]]:
+    """The batches of an epoch, as numbers of examples: in random order, each example once.
+
+    The examples of a batch have about as many tokens (`lengths`), so that there is little padding.
+    """
+    rng = np.random.default_rng([seed, epoch])
+    order = rng.permutation(len(lengths))
+    batches: list[list[int]] = []
+    for begin in range(0, len(order), _STRETCH * batch_size):
+        stretch = sorted(order[begin : begin + _STRETCH * batch_size].tolist(), key=lambda i: lengths[i])
+        batches += [stretch[i : i + batch_size] for i in range(0, len(stretch), batch_size)]
+    return [batches[i] for i in rng.permutation(len(batches))]
+
+
+def in_order(examples: Examples, batch_size: int, device: torch.device, *, full: bool = False) -> Iterator[Batch]:
+    """Batches on `device`, in order; the last one is smaller, or made `full` by repeating the last row."""
+    for start in range(0, len(examples), batch_size):
+        stop = min(start + batch_size, len(examples))
+        batch = Examples({name: x[start:stop] for name, x in examples.inputs.items()}, examples.labels[start:stop])
+        rows = torch.arange(start, stop, device=device)
+        if full and len(batch) < batch_size:
+            numbers = torch.arange(batch_size).clamp(max=len(batch) - 1)
+            batch, rows = batch.take(numbers), rows[numbers.to(device)]
+        yield _batch(batch, rows, device)
+
+
+def _batch(examples: Examples, rows: Tensor, device: torch.device) -> Batch:
+    inputs = {name: tensor.to(device, non_blocking=True) for name, tensor in examples.inputs.items()}
+    return Batch(inputs, examples.labels.to(device, non_blocking=True), rows)
+
+
+def check_inputs(model: nn.Module, examples: Examples) -> None:
+    """Refuse inputs that the model's `forward` does not name: a group column can not ride along."""
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    takes = inspect.signature(model.forward).parameters.values()
+    known = [parameter.name for parameter in takes if parameter.kind in named and parameter.name != "labels"]
+    if not known:  # a wrapper that passes everything on: the model inside will say what it does not take
+        return
+    for name in examples.inputs:
+        if name not in known:
+            raise InputError(
+                f"{name!r} is not an input of {type(model).__name__}, which takes {', '.join(known)}."
+                f"{did_you_mean(name, known)} Groups are for auditing only: training never sees them"
+            )
+
+
+def class_names(model: nn.Module | None) -> Mapping[int, str]:
+    """The names of a model's classes by their numbers, where it has them."""
+    return getattr(getattr(model, "config", None), "id2label", None) or {}
+
+
+def check_classes(examples: Examples, what: str, model: nn.Module | None = None) -> None:
+    """Refuse labels of a single class: there is nothing to learn and accuracy would be 1 at once."""
+    classes = examples.labels.unique().tolist()
+    if len(classes) < 2:
+        found = f"only class {class_names(model).get(classes[0], classes[0])}" if classes else "no rows"
+        raise InputError(f"the {what} labels have {found}; at least two classes are needed: check the label column")
 
 
 class ClassifierLoss:
-    """The loss of a batch of labelled examples: the model's own, or a method's."""
+    """The loss of a batch of labelled examples: a method's, or the model's own; `layers` is how layers run in it."""
 
     def __init__(
         self, model: nn.Module, loss: Loss | None = None, layers: AbstractContextManager[object] | None = None
     ) -> None:
-        """`loss` is the model's own where none is given; `layers` is how the model's layers run while it reads."""
         self._model, self._loss = model, loss
         self._layers = nullcontext() if layers is None else layers
 
     def __call__(self, batch: Batch) -> Tensor:
         """A scalar."""
         with self._layers:
-            if self._loss is None:
-                value: Tensor = self._model(**batch.inputs, labels=batch.labels).loss
-                return value
-            return self._loss(self._model(**batch.inputs), batch.labels, batch.rows)
+            if self._loss is not None:
+                return self._loss(self._model(**batch.inputs), batch.labels, batch.rows)
+            value: Tensor = self._model(**batch.inputs, labels=batch.labels).loss
+            return value
 
 
 class Step(Generic[B]):
@@ -163,7 +288,7 @@ class Step(Generic[B]):
         if not totals:
             self._optimizer.zero_grad()
         device = self._parameters[0].device
-        reached = torch.tensor([parameter.grad is not None for parameter in self._parameters], device=device).int()
+        reached = torch.tensor([p.grad is not None for p in self._parameters], device=device).int()
         dist.all_reduce(reached)
         for parameter in compress(self._parameters, reached.tolist()):
             if parameter.grad is None:
@@ -184,101 +309,14 @@ def _pieces(batch: Any, n: int) -> Iterator[tuple[Any, float]]:
     size = math.ceil(rows / n)
     for start in range(0, rows, size):
         chosen = slice(start, min(start + size, rows))
-        if isinstance(batch, Batch):
-            inputs = {name: tensor[chosen] for name, tensor in batch.inputs.items()}
-            piece: Any = Batch(inputs, batch.labels[chosen], batch.rows[chosen])
-        else:
-            piece = batch[chosen]
-        yield piece, (chosen.stop - start) / rows
+        yield _cut(batch, chosen), (chosen.stop - start) / rows
 
 
-class Recorded:
-    """A function of a batch that is recorded after a few calls and replayed from then on; the results are the same.
-
-    Batches of another shape than the first run as they are. So does every batch where the function cannot be recorded;
-    `as_it_is` then says why.
-
-    Attributes:
-        as_it_is: why the function runs as it is; None where it is (or will be) replayed.
-    """
-
-    def __init__(
-        self,
-        function: Callable[[Batch], Tensor],
-        recorder: CudaRecorder | None,
-        model: nn.Module | None = None,
-        loss: object = None,
-    ) -> None:
-        """Watch the state of `model` and `loss`; without a recorder the function runs as it is."""
-        self._function, self._recorder = function, recorder
-        self._model, self._loss = model, loss
-        self._batch: Batch | None = None  # what is replayed reads from these tensors
-        self._result: Tensor | None = None
-        self._state: _State | None = None  # what the recording took for granted
-        self._calls = 0
-        self._replayed = False
-        self.as_it_is: str | None = "this device cannot record" if recorder is None else _foreign_hook(model)
-
-    @property
-    def replays(self) -> bool:
-        """Whether calls are replayed: a few are too few for that."""
-        return self._replayed
-
-    def __call__(self, batch: Batch) -> Tensor:
-        """The function of this batch."""
-        if self.as_it_is is not None or self._recorder is None:
-            return self._function(batch)
-        if self._batch is None:
-            inputs = {name: tensor.clone() for name, tensor in batch.inputs.items()}
-            self._batch = Batch(inputs, batch.labels.clone(), batch.rows.clone())
-        elif _shapes(self._batch) != _shapes(batch):
-            return self._function(batch)
-        else:
-            for here, there in zip(_tensors(self._batch), _tensors(batch), strict=True):
-                here.copy_(there, non_blocking=True)
-        self._calls += 1
-        call = functools.partial(self._function, self._batch)
-        if self._calls < _WARM_UP:
-            return self._recorder.warm_up(call)
-        if self._calls == _WARM_UP:
-            value, self.as_it_is = self._recorder.waits(call)
-            return value
-        if self._result is None:
-            # Run once more, then record at once: an evaluation in between may have left its own tensors in the model.
-            value = self._recorder.warm_up(call)
-            self._result = self._recorded(self._recorder, call)
-            return value
-        self._recorder.replay()
-        self._replayed = True
-        return self._result.clone()
-
-    def look_again(self) -> None:
-        """Run as it is from now on where somebody has changed a number that the recording took for granted."""
-        changed = None if self._state is None else self._state.changed(between_steps=True)
-        if changed is not None:
-            self.as_it_is = f"{changed} was changed after the step had been recorded"
-            self._result = self._state = None
-            self._replayed = False
-
-    def _recorded(self, recorder: CudaRecorder, call: Callable[[], Tensor]) -> Tensor | None:
-        state = _State(self._model, self._loss)
-        try:
-            result = recorder.record(call)
-        except Exception as error:  # whatever the device refuses, training goes on
-            self.as_it_is = f"recording failed ({' '.join(str(error).split())[:120]})"
-        else:
-            changed = state.changed()
-            if changed is None:
-                self._state = state
-                return result
-            self.as_it_is = f"{changed} is replaced at every step instead of changed in place"
-        state.put_back()  # nothing was computed while recording
-        return None
-
-
-def recorder_for(device: torch.device) -> CudaRecorder | None:
-    """What records on this device, or None where nothing does."""
-    return CudaRecorder(device) if device.type == "cuda" else None
+def _cut(batch: Any, chosen: slice) -> Any:
+    if not isinstance(batch, Batch):
+        return batch[chosen]
+    inputs = {name: tensor[chosen] for name, tensor in batch.inputs.items()}
+    return Batch(inputs, batch.labels[chosen], batch.rows[chosen])
 
 
 def optimizer_of(model: nn.Module, learning_rate: float, weight_decay: float) -> torch.optim.AdamW:
@@ -306,80 +344,3 @@ def autocast(device: torch.device, precision: str) -> torch.autocast:
 def say_once(what: str) -> None:
     """Tell the user, the first time."""
     logging.getLogger("fairhead").warning(what)
-
-
-@contextmanager
-def _masks_as_when_recorded() -> Iterator[None]:
-    """Let transformers decide about masks without looking at them, before a recording as within it.
-
-    Where a mask is given it is used: while a stream records, its values cannot be looked at, and layers that were
-    compiled without one would have to be compiled again in the middle of the recording, which breaks it. Where none is
-    given none is made: up to 5.17 transformers builds one of ones while a stream records, and a mask keeps the fast
-    attention kernels away. One thread at a time: of two that took turns, one would leave its change behind.
-    """
-    from transformers import masking_utils
-
-    changeable: Any = masking_utils
-    with _CHANGING_MASKS:
-        asked = getattr(masking_utils, "is_tracing", None)
-        if asked is None:
-            yield
-            return
-        changeable.is_tracing = lambda tensor=None: tensor is not None
-        try:
-            yield
-        finally:
-            changeable.is_tracing = asked
-
-
-def _tensors(batch: Batch) -> list[Tensor]:
-    return [*batch.inputs.values(), batch.labels, batch.rows]
-
-
-def _shapes(batch: Batch) -> list[tuple[str, torch.Size]]:
-    return [*((name, x.shape) for name, x in batch.inputs.items()), ("labels", batch.labels.shape)]
-
-
-def _foreign_hook(model: nn.Module | None) -> str | None:
-    for name, module in () if model is None else model.named_modules():
-        for hooks in (module._forward_pre_hooks, module._forward_hooks, module._backward_hooks):
-            for hook in hooks.values():
-                inner = hook.func if isinstance(hook, functools.partial) else hook
-                home = str(getattr(inner, "__module__", "") or type(inner).__module__)
-                if home.partition(".")[0] not in _KNOWN_HOOKS:
-                    return f"{name or 'the model'} has a hook of {home or 'unknown origin'}, which a replay would skip"
-    return None
-
-
-class _State:
-    """Numbers and tensors of a loss and of every module, as Python has them bound at this moment."""
-
-    def __init__(self, model: nn.Module | None, loss: object) -> None:
-        owner = getattr(loss, "__self__", loss)
-        holders = [(_LOSS, owner), *(() if model is None else model.named_modules())]
-        spaces = [(f"{name}.", vars(holder)) for name, holder in holders if hasattr(holder, "__dict__")]
-        spaces += [(f"{name}.", module._buffers) for name, module in holders if isinstance(module, nn.Module)]
-        self._bound = [
-            (name + key, space, key, value)
-            for name, space in spaces
-            for key, value in space.items()
-            if isinstance(value, Tensor | int | float)
-        ]
-
-    def changed(self, between_steps: bool = False) -> str | None:
-        """The name of one that is bound to something else by now.
-
-        Between steps a module may well hold a tensor of another pass (the mask of an evaluation): those do not count.
-        """
-        for name, space, key, value in self._bound:
-            now, is_tensor = space.get(key), isinstance(value, Tensor)
-            if between_steps and is_tensor and not name.startswith(_LOSS):
-                continue
-            if now is not value and (is_tensor or now != value):
-                return name
-        return None
-
-    def put_back(self) -> None:
-        """Bind all of them as they were."""
-        for _, space, key, value in self._bound:
-            space[key] = value

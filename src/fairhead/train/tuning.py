@@ -9,18 +9,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import GradientCheckpointingLayer
 
 from fairhead.errors import InputError
-from fairhead.train.launched import agreed, joined
-from fairhead.train.loop import Checkpoint, Loop, TrainingDiverged
+from fairhead.train.loop import Checkpoint, Loop, TrainingDiverged, agreed, joined
 from fairhead.train.plan import LanguagePlan
-from fairhead.train.step import Parts, Step, optimizer_of
+from fairhead.train.step import LengthBatches, Parts, Step, optimizer_of
 
 E = TypeVar("E")
 OnStep = Callable[[int, int, Mapping[str, float]], None]
@@ -28,8 +26,6 @@ OnStep = Callable[[int, int, Mapping[str, float]], None]
 # Steps between copies of the weights that a NaN falls back to.
 _KEEP_EVERY = 25
 _EVEN = 0.5  # the stereotype score of a model without a preference
-# Batches that are sorted by length together: longer stretches would pad less and mix worse.
-_STRETCH = 32
 
 
 @dataclass(frozen=True)
@@ -91,12 +87,11 @@ def tune(
 
     def stop(reason: str) -> NoReturn:
         loop.put_back()
-        diverged = TrainingDiverged(
+        raise TrainingDiverged(
             f"{reason}; the model is back at its weights after step {good}. Lower the learning rate (now "
-            f"{plan.learning_rate:g}), or compute in 32 bit"
+            f"{plan.learning_rate:g}), or compute in 32 bit",
+            model=model if good else None,
         )
-        diverged.model = model if good else None
-        raise diverged
 
     def check() -> None:
         wrong = None if broken is None else broken()
@@ -185,42 +180,6 @@ class _Stopping:
         """Whether the last two checks have seen a score of even, or on the other side of it."""
         later = [look.ss - _EVEN for look in self.looks(history).values()][1:][-2:]
         return len(later) == 2 and all(ss * (self._before.ss - _EVEN) <= 0 for ss in later)
-
-
-class LengthBatches(Generic[E]):
-    """Batches of examples of like length; which they are depends on the seed and the epoch alone."""
-
-    def __init__(self, examples: Sequence[E], lengths: Sequence[int], batch_size: int, seed: int) -> None:
-        self._examples, self._lengths, self._batch_size, self._seed = examples, lengths, batch_size, seed
-
-    def __len__(self) -> int:
-        return math.ceil(len(self._examples) / self._batch_size)
-
-    def epoch(self, number: int, done: int = 0) -> Iterator[list[E]]:
-        """The batches of an epoch (from 1) after the first `done`."""
-        for batch in shuffled_batches(self._lengths, self._batch_size, self._seed, number - 1)[done:]:
-            yield [self._examples[i] for i in batch]
-
-    def state(self) -> dict[str, Tensor]:
-        """Nothing: the number of the epoch says it all."""
-        return {}
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Nothing to restore."""
-
-
-def shuffled_batches(lengths: Sequence[int], batch_size: int, seed: int, epoch: int = 0) -> list[list[int]]:
-    """The batches of an epoch, as numbers of examples: in random order, each example once.
-
-    The examples of a batch have about as many tokens (`lengths`), so that there is little padding.
-    """
-    rng = np.random.default_rng([seed, epoch])
-    order = rng.permutation(len(lengths))
-    batches: list[list[int]] = []
-    for begin in range(0, len(order), _STRETCH * batch_size):
-        stretch = sorted(order[begin : begin + _STRETCH * batch_size].tolist(), key=lambda i: lengths[i])
-        batches += [stretch[i : i + batch_size] for i in range(0, len(stretch), batch_size)]
-    return [batches[i] for i in rng.permutation(len(batches))]
 
 
 @contextmanager

@@ -16,8 +16,8 @@ from fairhead.data import read
 from fairhead.data.images import ReadyFeatures
 from fairhead.errors import InputError
 from fairhead.mitigate.two_stages import features_of, find_head
+from fairhead.models.attached import FEATURES, LinearHead
 from fairhead.models.fresh import Recipe
-from fairhead.models.linear_head import FEATURES, LinearHead
 from fairhead.train import Examples
 
 

@@ -21,7 +21,7 @@ from fairhead.errors import InputError
 from fairhead.locate.locate_settings import Source
 from fairhead.locate.rows import labelled_rows
 from fairhead.models.fresh import Recipe
-from fairhead.train.cache import decoded_pictures
+from fairhead.train.features import decoded_pictures
 
 TINY = {"width": 16, "mlp": 32, "image_size": 8, "patch_size": 4}
 

@@ -17,7 +17,7 @@ from fairhead.cli import main
 from fairhead.discover.clustering import agreement_of, telling_words
 from fairhead.discover.discovered import DISCOVERED, largest_gap
 from fairhead.errors import InputError
-from fairhead.models.linear_head import LinearHead
+from fairhead.models.attached import LinearHead
 from fairhead.records import Column, Records
 
 SIZES = (150, 90, 60)

@@ -14,8 +14,9 @@ from fairhead.mitigate import auto_balance_match, load, method, run, save
 from fairhead.mitigate.auto_balance_match import Reduce
 from fairhead.mitigate.choosing import between_clusters, choose, judge, share_of_groups
 from fairhead.mitigate.row_weights import match_weights
-from fairhead.models.linear_head import FEATURES, LinearHead
+from fairhead.models.attached import FEATURES, LinearHead
 from fairhead.train import Examples, TrainingPlan
+from fairhead.train.fitting import answers, solve
 from fairhead.train.kmeans import (
     Stability,
     adjusted_rand,
@@ -25,7 +26,6 @@ from fairhead.train.kmeans import (
     most_stable,
     stabilities,
 )
-from fairhead.train.linear import answers, solve
 
 WIDTH = 12
 

@@ -18,7 +18,7 @@ from torch.utils.data import SequentialSampler
 
 from fairhead.errors import InputError
 from fairhead.mitigate import DAM, attach, balance_weights, draw_by_weight, match_weights
-from fairhead.train.launched import gathered
+from fairhead.train.loop import gathered
 
 METHODS = ("dam", "balance", "match")
 # (processes, batches) that a step is split into.

@@ -16,7 +16,7 @@ from fairhead.mitigate.language_trainer import LanguageTrainer
 from fairhead.mitigate.triplets import TripletData, encode_triplets
 from fairhead.train import TrainingDiverged
 from fairhead.train.plan import LanguagePlan
-from fairhead.train.tuning import shuffled_batches
+from fairhead.train.step import shuffled_batches
 
 SPLIT = TripletSplit(ITEMS[:3], ITEMS[3:])
 PLAN = LanguagePlan(epochs=4, batch_size=2, learning_rate=1e-3, seed=3)

@@ -27,9 +27,9 @@ from fairhead.mitigate.without_training import SelfDebias
 from fairhead.models import attach, load, method_of, open_model, save
 from fairhead.models.attached import positions_of
 from fairhead.models.fresh import Recipe
-from fairhead.models.inputs import Pictures, processor_of
-from fairhead.models.places import find
-from fairhead.train.features import last_encoder
+from fairhead.models.inputs import Pictures
+from fairhead.models.places import find, processor_of
+from fairhead.train.last_encoder import last_encoder
 
 IMAGES = {
     "ViT": (hf.ViTForImageClassification, hf.ViTConfig(**VIT)),

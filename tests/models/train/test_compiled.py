@@ -10,10 +10,9 @@ from transformers import BertConfig, BertForSequenceClassification, ViTConfig, V
 
 from fairhead.mitigate import DAM, attach
 from fairhead.mitigate.hard_rows import Pair
-from fairhead.train import Epoch, Examples, TrainingPlan, compiled, fit
-from fairhead.train.compiled import CompiledLayers, patch_embeddings, patches, repeated_layers
-from fairhead.train.examples import Batch
-from fairhead.train.step import ClassifierLoss, Recorded, Step, optimizer_of, recorder_for, say_once
+from fairhead.train import Epoch, Examples, TrainingPlan, fit, recorded
+from fairhead.train.recorded import CompiledLayers, Recorded, patch_embeddings, patches, recorder_for, repeated_layers
+from fairhead.train.step import Batch, ClassifierLoss, Step, optimizer_of, say_once
 
 # The compiler looks at what it should not, and says so.
 pytestmark = [
@@ -66,8 +65,8 @@ def seen(monkeypatch):
         return graph.forward
 
     torch._dynamo.reset()
-    monkeypatch.setattr(compiled, "_BACKEND", traced)
-    monkeypatch.setattr(compiled, "_cannot_compile", lambda device: None)
+    monkeypatch.setattr(recorded, "_BACKEND", traced)
+    monkeypatch.setattr(recorded, "_cannot_compile", lambda device: None)
     with torch._dynamo.config.patch(recompile_limit=8):  # as PyTorch has it
         yield graphs
     torch._dynamo.reset()
@@ -225,11 +224,11 @@ def test_a_machine_without_a_compiler_trains_uncompiled():
     def refuses(graph, inputs):
         raise OSError("no compiler here")
 
-    before, compiled._BACKEND = compiled._BACKEND, refuses
+    before, recorded._BACKEND = recorded._BACKEND, refuses
     try:
-        reason = compiled._try_out(torch.device("cpu"))
+        reason = recorded._try_out(torch.device("cpu"))
     finally:
-        compiled._BACKEND = before
+        recorded._BACKEND = before
     assert reason is not None
     assert "no compiler here" in reason
     say_once.cache_clear()

@@ -21,7 +21,7 @@ from fairhead.mitigate.hard_rows import PairOutput, TwinLoss
 from fairhead.mitigate.references import run_with_attributes
 from fairhead.train import Examples, TrainingPlan, fit, predict
 from fairhead.train.fitting import LAST_EPOCH, worst_accuracy
-from fairhead.train.launched import gathered
+from fairhead.train.loop import gathered
 from fairhead.train.plan import LanguagePlan
 from fairhead.train.tuning import Look, tune
 

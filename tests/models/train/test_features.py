@@ -17,9 +17,8 @@ from fairhead.heads import find_sites
 from fairhead.mitigate import DAM, attach
 from fairhead.models.inputs import Pictures, normalising
 from fairhead.train import Examples, TrainingPlan, fit, predict
-from fairhead.train.cache import cached_array, key_of
-from fairhead.train.features import frozen_features, last_encoder, put_back
-from fairhead.train.first_token import all_tokens
+from fairhead.train.features import cached_array, frozen_features, key_of
+from fairhead.train.last_encoder import all_tokens, last_encoder, put_back
 
 WIDTH = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 4}
 IMAGE = {"image_size": 8, "patch_size": 4}
@@ -256,7 +255,7 @@ def test_a_damaged_entry_is_made_again(tmp_path):
 def test_a_cache_whose_maker_was_killed_is_made_anew(tmp_path):
     killed_in_the_middle = """
         import os, signal, sys
-        from fairhead.train.cache import cached_array
+        from fairhead.train.features import cached_array
 
         def fill(array):
             array[:3] = 7
@@ -305,7 +304,7 @@ def test_progress_and_a_model_without_an_encoder(tmp_path):
 def test_a_cache_that_cannot_be_written_is_read_or_said(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     cached_array(tmp_path, "whole", (1,), "int64", lambda array: array.fill(3))
-    monkeypatch.setattr("fairhead.train.cache.made_folder", pytest.fail)
+    monkeypatch.setattr("fairhead.train.features.made_folder", pytest.fail)
     assert cached_array(tmp_path, "whole", (1,), "int64", pytest.fail).tolist() == [3]
     monkeypatch.undo()
     with pytest.raises(InputError, match=r"cannot be written: .*FAIRHEAD_CACHE"):

@@ -26,7 +26,7 @@ from fairhead.settings import Count, NotNegative, Positive
 from fairhead.train import Epoch, Examples, Selection, TrainingPlan
 from fairhead.train.fitting import worst_of_cells
 from fairhead.train.kmeans import independent_weights
-from fairhead.train.launched import gathered
+from fairhead.train.loop import gathered
 
 Array = NDArray[np.float64]
 Codes = NDArray[np.int64]
