@@ -269,7 +269,7 @@ def test_items_without_a_row_that_can_differ_are_counted_and_take_no_part():
 def test_the_divergence_is_measured_with_both_alignments_over_the_items_that_have_rows():
     with_rows = item("nurse", "kind", "very rude", "blue", template="the {} was {} .")
     without = [item(who, "kind", "rude", "blue", template="the {} was {}") for who in ("poet", "pilot")]
-    model = build("llama")
+    model = build("llama").double()  # of attention that differs in the fourth digit, float32 keeps three
     trainer = LanguageTrainer(model, tokenizer(), KLAAD(), LanguagePlan(batch_size=2))
     found = trainer.evaluate([with_rows, *without])
     assert set(found) == {"ce", "kl", "kl_pad_common", "triplet"}

@@ -54,8 +54,11 @@ def test_chi2_weights_are_the_worst_in_the_ball(losses, alpha):
         method="SLSQP",
         options={"maxiter": 500},
     )
-    # SciPy's point may stop short of the edge of the ball; nothing feasible is worse than ours.
-    assert (weights @ losses).item() >= -found.fun - 1e-5
+    # SciPy's point may stop short of the edge of the ball, or a little beyond it: there it is drawn back. Nothing
+    # within the ball is worse than ours.
+    beyond = ((n * found.x - 1) ** 2).mean() / 2
+    inside = 1 / n + (found.x - 1 / n) * min(1.0, (radius / max(beyond, 1e-300)) ** 0.5)
+    assert (weights @ losses).item() >= inside @ losses.numpy() - 1e-6
 
 
 def test_chi2_reaches_the_dual_optimum():
