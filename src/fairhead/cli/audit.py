@@ -56,8 +56,7 @@ By groups that nobody named, as `fairhead discover` found them:
 Each gap stands with its interval, with the number of rows that it rests on (n), and with the minimum detectable
 effect (MDE): the smallest gap between the groups named that a sample of this size would show in four of five cases.
 "Larger than 0" means that the interval leaves 0 out, "taken alone" that it is not significant among all figures that
-the verdict may speak of. "Not significant" is no proof of evenness: look at the MDE. "Undefined" means that a group
-has too few rows.
+the verdict may speak of. "Not significant" is no proof of evenness: look at the MDE. "Undefined": too few rows.
 
 Percent in the terminal, fractions in JSON. Exit code 2: the input is not what was expected, and one line says why.
 """

@@ -336,3 +336,14 @@ def test_records_of_other_group_columns_are_refused():
     bare = Records.from_arrays(labels, labels, groups={})
     both = Records.from_arrays(labels, labels, groups={"race": g, "sex": g})
     assert join(one, bare).b.groups == join(one, both).b.groups == one.groups
+
+
+def test_metrics_that_pool_groups_differ_as_in_the_audits_where_a_group_is_small():
+    rng, n = np.random.default_rng(0), 400
+    label, before, after = rng.integers(0, 2, (3, n))
+    groups = np.where(np.arange(n) < 12, "few", rng.choice(["x", "y"], n))
+    both = [Records.from_arrays(label, answers, groups={"g": groups}) for answers in (before, after)]
+    metric = "aif360.average_odds_difference"
+    how = {"metrics": [metric], "min_group": 30, "n_boot": 200}
+    old, new = (fairhead.audit(records, **how)[metric].value for records in both)
+    assert fairhead.compare(*both, **how).differences[0].value == pytest.approx(new - old)
