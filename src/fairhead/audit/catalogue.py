@@ -193,6 +193,8 @@ def choose_metrics(
     chosen: list[Metric] = []
     for name in [asked] if asked is None or isinstance(asked, str | Metric) else asked:
         if isinstance(name, Metric):
+            if numbers and not name.numbers:
+                raise InputError(f"Metric {name.name.removeprefix(OWN)!r} is of classes, not of numbers.")
             chosen.append(name)
         elif name is None or name == "all":
             every = [METRICS[known] for known in (METRICS if name or numbers else DEFAULT)]

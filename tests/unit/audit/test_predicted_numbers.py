@@ -10,7 +10,7 @@ from scipy.stats import permutation_test
 from sklearn.metrics import mean_absolute_error, mean_squared_error, r2_score
 
 import fairhead
-from fairhead.audit import tables
+from fairhead.audit import define_metric, tables
 from fairhead.cli import main
 from fairhead.errors import InputError
 
@@ -147,3 +147,9 @@ def test_p_of_a_smaller_error_is_scipys(monkeypatch, way):
     )
     assert 0.01 < theirs.pvalue < 0.9
     assert found.differences[0].p == pytest.approx(theirs.pvalue, abs=0.02)
+
+
+def test_a_metric_of_counts_is_refused_where_numbers_are_predicted():
+    cost = define_metric("cost", lambda counts: counts.fn / counts.n)
+    with pytest.raises(InputError, match="'cost' is of classes, not of numbers"):
+        fairhead.audit(made(100), **COLUMNS, metrics=[cost], n_boot=100)
