@@ -349,7 +349,7 @@ def mitigate(
         first, plan = groups[0] if groups else None, {**RUN_PLAN, **of_plan}
         of_reader, chosen = parse_spec(spec).reader.named(given), Method(name, name, settings)
         cell = how.cell(folder, spec, chosen, of_reader, first, plan, seed)
-        kept = Path(out or tempfile.mkdtemp(prefix="fairhead-"))
+        kept = Path(tempfile.mkdtemp(prefix="fairhead-") if out is None else out)
         return run(cell, kept, against, str(device_named(how.device)), how.cache, progress)
 
 
@@ -379,7 +379,7 @@ def _change_language(
         of_triplets = {"seed" if option == "split_seed" else option: value for option, value in for_data.items()}
         triplets = TripletData(specs, **of_triplets, options=of_reader)
     run = LanguageRun(name, settings, plan_of(kind, **for_plan) if trains else None)
-    kept = Path(out or tempfile.mkdtemp(prefix="fairhead-"))
+    kept = Path(tempfile.mkdtemp(prefix="fairhead-") if out is None else out)
     return mitigate_language(model, triplets, kept, {"": run}, device=device, **how)
 
 
@@ -393,7 +393,7 @@ def _dataset(data: Any, options: Mapping[str, Any], labelled: bool = True) -> Da
 
 
 def _parted(options: Mapping[str, Any], one: Sequence[str], other: Sequence[str], verb: str) -> list[dict[str, Any]]:
-    """The options of one kind, and those of another; what is neither is refused."""
+    """The options of one kind, and those of another; some are of both, and what is neither is refused."""
     for name in options:
         check_known(name, [*one, *other], f"{verb} has no option {name!r}; it has")
-    return [{k: v for k, v in options.items() if (k in one) == first} for first in (True, False)]
+    return [{k: v for k, v in options.items() if k in names} for names in (one, other)]

@@ -208,6 +208,11 @@ def pairs(n=60):
     return fairhead.dataset(pd.DataFrame({"more": more, "less": less, "kind": ["sex"] * n}), groups=["kind"])
 
 
+def test_a_seed_draws_both_the_halves_and_the_controls(monkeypatch):
+    monkeypatch.setattr("fairhead.locate.answer.answer", lambda source, plan, **how: (source.seed, plan.seed))
+    assert fairhead.locate("model", "crows:pairs.csv", seed=7) == (7, 7)
+
+
 def test_score_and_locate_a_live_language_model_on_own_pairs():
     model = planted_llama()
     found = fairhead.score(model, "crows", pairs(), tokenizer=tokenizer(), n_boot=100)

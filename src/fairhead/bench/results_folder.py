@@ -59,11 +59,11 @@ class Store:
 
     def rows(self) -> list[dict[str, Any]]:
         """The latest row of every cell and settings whose records are there, failed ones too, in the file's order."""
-        archived: Sequence[str] = ()
+        archived: frozenset[str] = frozenset()
         if self._archive.exists():
             told = "is not a whole archive: remove it, and its cells are run again"
             with reading(self._archive, told), zipfile.ZipFile(self._archive) as archive:
-                archived = archive.namelist()
+                archived = frozenset(archive.namelist())
         with reading(self._rows, "is not a file of results: remove it"):
             lines = whole_lines(self._rows)
         latest: dict[tuple[str, str], dict[str, Any]] = {}

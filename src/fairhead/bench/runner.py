@@ -180,6 +180,8 @@ def _priors(grid: Grid, cell: Cell) -> dict[str, Prior]:
 
 def choices(grid: Grid, store: Store) -> dict[Place, tuple[Choice, ...]]:
     """What the search has chosen, for every method whose trials have all ended; with groups as well where asked for."""
+    if grid.search is None:
+        return {}
     rows = {(row["cell"], row["fingerprint"]): row for row in store.rows()}
     trials: dict[Place, list[Cell]] = {}
     for cell in trial_cells(grid):

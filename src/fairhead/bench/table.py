@@ -271,8 +271,8 @@ def report_of(table: Table) -> Report:
 
 def markdown(table: Table) -> str:
     """The table as Markdown."""
-    parts = [f"# {table.title}", table.about.strip(), "**In short.**"]
-    parts += [f"- {block.heading}. {block.verdict}" for block in table.blocks]
+    about = [f"# {table.title}", table.about.strip()]
+    parts = ["**In short.**", *(f"- {block.heading}. {block.verdict}" for block in table.blocks)]
     for block in table.blocks:
         parts += [f"## {block.heading}", *_section(table, block).markdown()]
     if table.reported:
@@ -282,7 +282,8 @@ def markdown(table: Table) -> str:
             parts += [found.caption, markdown_table(found.columns, found.rows)]
     parts += ["## How to read this", " ".join(_notes(table)), "## How it was made", *_made(table)]
     text = "\n\n".join(part for part in parts if part) + "\n"
-    return re.sub(r"(?m)^(- .*)\n\n(?=- )", r"\1\n", text)  # bullets that follow each other stay one list
+    text = re.sub(r"(?m)^(- .*)\n\n(?=- )", r"\1\n", text)  # bullets that follow each other stay one list
+    return "\n\n".join([*(part for part in about if part), text])
 
 
 def _section(table: Table, block: Block) -> BenchBlock:

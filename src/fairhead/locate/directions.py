@@ -319,14 +319,15 @@ class Concept:
 
 def concept_from_texts(prompts: Prompts, text: TextSide) -> Concept:
     """The mean of one pole's prompts minus the other's: templates × synonyms, both poles with equally many."""
-    texts = {pole.name: prompts.texts(pole.words) for pole in prompts.poles}
-    first, second = (unit(np.asarray(text(some), dtype=np.float64)).mean(0) for some in texts.values())
+    texts = [prompts.texts(pole.words) for pole in prompts.poles]
+    first, second = (unit(np.asarray(text(some), dtype=np.float64)).mean(0) for some in texts)
     vector = first - second
     length = np.linalg.norm(vector)
     if length < 1e-6:
         raise InputError(f"both poles of {prompts.name!r} have the same prompts, as the text side sees them")
     poles = prompts.poles[0].name, prompts.poles[1].name
-    return Concept(prompts.name, poles, vector / length, "prompts", {"prompts": texts})
+    detail = {"prompts": dict(zip(poles, texts, strict=True))}
+    return Concept(prompts.name, poles, vector / length, "prompts", detail)
 
 
 def concept_from_images(

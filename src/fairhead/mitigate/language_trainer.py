@@ -96,10 +96,15 @@ class LanguageTrainer:
     name: str | None = None
     base: str | None = None
 
+    @property
+    def _plan(self) -> LanguagePlan:
+        assert self.plan is not None
+        return self.plan
+
     def __post_init__(self) -> None:
         refuse_other_than_causal(self.model)
         check_config(self.method)
-        self._plan = self.plan = self.plan or plan_of(self.method)
+        self.plan = self.plan or plan_of(self.method)
         self._texts = starting(self.tokenizer, self.plan.start)  # the tokeniser, with the start token of the plan
         if (told := control_token_warning(self._texts)) is not None:
             say_once(told)

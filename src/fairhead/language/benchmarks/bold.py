@@ -191,7 +191,7 @@ def table(
     values = np.array(rows, dtype=np.float64).reshape(len(kept), len(names))
     columns: dict[str, Array] = {"tokens": np.array([generations[item.id].n_tokens for item in kept], dtype=np.float64)}
     for name, of in zip(names, values.T, strict=True):
-        columns |= {name: np.nan_to_num(of), f"{name} n": (~np.isnan(of)).astype(np.float64)}
+        columns |= {name: np.where(np.isnan(of), 0.0, of), f"{name} n": (~np.isnan(of)).astype(np.float64)}
     groups = [(item.domain, f"{item.domain} × {item.group}") for item in kept]
     return ItemTable.of(
         "bold",
