@@ -12,7 +12,7 @@ from fairhead.bench.grid import Backbone, Cell, Data, Method
 from fairhead.bench.grid_file import read_grid
 from fairhead.bench.results_folder import Store, table_of
 from fairhead.bench.runner import run_grid
-from fairhead.data import utkface
+from fairhead.data import faces
 from fairhead.mitigate import registry
 from fairhead.models import fresh
 
@@ -48,7 +48,7 @@ def test_a_changed_default_is_another_result(monkeypatch):
         changed(registry, "METHODS", with_options("jtt", upweight=20)),
         changed(fingerprints, "TrainingPlan", plan),
         changed(fresh, "_FRESH_SETTINGS", {**fresh._FRESH_SETTINGS, "mlp": 3072}),
-        changed(utkface, "read_utkface", lambda path, *, drop_duplicates=False: None),
+        changed(faces, "read_utkface", lambda path, *, drop_duplicates=False: None),
         changed(fingerprints, "REVISION", fingerprints.REVISION + 1),
     ]
     assert len({before, *found}) == 6
