@@ -49,7 +49,7 @@ def predict(
         part: the rows to predict; by default "test", or "all" of them where they have no labels, or where the parts
             are drawn here and nobody knows what the model was trained on. Rows that `mitigate` trained it on are left
             out of a part for testing, and it is said how many.
-        batch_size: rows at a time.
+        batch_size: rows per batch.
         device: where to compute.
         beside: the tokenizer or image processor of a live model.
         options: of `fairhead.dataset`, where `data` are not a data set yet: label, groups, ...
@@ -182,7 +182,7 @@ def discover(
         part: the rows that a model is audited on, or "all".
         clusters: how many; by default the number whose clusters of two halves of the rows agree best.
         words: .npz with texts and vectors in the space of the features, such as CLIP's text side.
-        max_length: tokens that texts are cut to.
+        max_length: truncate texts to this many tokens.
         seed: of the clusters and of the halves.
         device: where to compute.
         cache: folder for decoded pictures and features.

@@ -179,7 +179,7 @@ class RunSettings:
     Attributes:
         parts: the data's names of train, validation and test, with commas between.
         limit: at most so many rows in each part.
-        max_length: tokens that texts are cut and padded to.
+        max_length: length in tokens to which texts are truncated and padded.
         train: all of the model, its last encoder layer on frozen features, or a linear head alone (seconds).
         like: a deployment sample, for match and auto: a file that the reader of the data reads.
         model_options: of a fresh model: width, mlp, image_size, patch_size.
@@ -187,7 +187,7 @@ class RunSettings:
         reference_group: for the references, and for --selection worst_group: the group column they look at.
         against: train this method too, and compare pairwise; erm is plain training.
         cache: folder for decoded pictures and frozen features.
-        device: where to compute: cpu, cuda, cuda:1, ...; auto takes a GPU where there is one.
+        device: device: cpu, cuda, cuda:1, ...; auto uses a GPU if there is one.
     """
 
     parts: Annotated[str, Option(metavar="A,B,C", panel="Data")] = "train,val,test"

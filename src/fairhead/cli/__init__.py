@@ -23,8 +23,8 @@ app = typer.Typer(
     name="fairhead",
     help=(
         "Find, prove and reduce demographic bias in transformers, at the attention heads where it sits.\n\n"
-        "Every option can also be given as an environment variable: `FAIRHEAD_<COMMAND>_<OPTION>`, "
-        "for instance `FAIRHEAD_AUDIT_SEED=1`; for an option that may be given several times, with spaces between: "
+        "You can also set every option with an environment variable `FAIRHEAD_<COMMAND>_<OPTION>`, "
+        "such as `FAIRHEAD_AUDIT_SEED=1`. For an option with several values, separate them with spaces: "
         '`FAIRHEAD_AUDIT_GROUP="race gender"`.'
     ),
     pretty_exceptions_enable=False,
@@ -91,8 +91,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if not isinstance(error, MemoryError) and not re.search("(out of|allocate) memory", str(error)):
             raise
         _fail(
-            f"there is too little memory for this: {str(error)[:200] or 'none is left'}. Where the command has them, "
-            "a smaller --batch-size or --limit needs less"
+            f"not enough memory: {str(error)[:200] or 'none is left'}. If the command has them, use a smaller "
+            "--batch-size or --limit"
         )
     except (typer.Abort, KeyboardInterrupt):
         code = _INTERRUPTED

@@ -31,13 +31,13 @@ Scores instead of predictions, and a report to hand on:
 
     fairhead audit preds.csv --label y --score p --threshold 0.4 --group race --html report.html
 
-From a file as it is: some of its rows, groups made of ages, a score on a scale of its own, and the rates that matter:
+A file without preparation: a subset of its rows, ages as groups, a score that is not a probability, and chosen rates:
 
     fairhead audit compas-scores-two-years.csv --label two_year_recid --score 'decile_score#1' --threshold 5 \
         --group race --group age --bins age=25,45 --where "days_b_screening_arrest between -30 and 30" \
         --reference Caucasian --rate FPR --rate FNR
 
-Is the new model more even than the old one? Two files joined on id, or two columns of one file:
+Does the new model have smaller gaps than the old one? Two files joined on id, or two columns of one file:
 
     fairhead audit old.csv --label y --prediction yhat --group race --id id --compare new.csv
 
@@ -47,18 +47,18 @@ Has the gap changed since last month? Two files of different rows:
 
     fairhead audit march.csv --label y --prediction yhat --group race --compare april.csv --unpaired
 
-By groups that nobody named, as `fairhead discover` found them:
+With the groups that `fairhead discover` found:
 
     fairhead audit preds.csv --label y --prediction yhat --id id --groups-from found/groups.csv
 
 **How to read the output**
 
-Each gap stands with its interval, with the number of rows that it rests on (n), and with the minimum detectable
-effect (MDE): the smallest gap between the groups named that a sample of this size would show in four of five cases.
-"Larger than 0" means that the interval leaves 0 out, "taken alone" that it is not significant among all figures that
-the verdict may speak of. "Not significant" is no proof of evenness: look at the MDE. "Undefined": too few rows.
+Each gap has an interval, its number of rows (n), and the minimum detectable effect (MDE): the smallest gap between the
+named groups that a sample of this size detects in four of five cases. "Larger than 0" means that the interval excludes
+0. "Taken alone" means that the gap is not significant after correction over all figures of the verdict. "Not
+significant" does not prove that there is no gap: look at the MDE. "Undefined" means too few rows.
 
-Percent in the terminal, fractions in JSON. Exit code 2: the input is not what was expected, and one line says why.
+The terminal shows percentages, JSON has fractions. Exit code 2: the input is invalid, and one line says why.
 """
 
 
@@ -67,28 +67,29 @@ class Columns:
     """The columns of the table.
 
     Attributes:
-        label: true classes; several times, with as many --prediction, where a row may have several labels.
-        target: instead of --label, true numbers; --prediction then names the column of predicted numbers.
-        group: groups; give it several times. Of --groups-from, all columns where none is named.
+        label: true classes. Repeat it, with as many --prediction, if a row can have several labels.
+        target: true numbers, instead of --label; --prediction then names the column of predicted numbers.
+        group: group column; repeat it for several. With --groups-from, the default is all columns of that file.
         prediction: predicted classes.
-        score: score of the positive class, a probability unless there is a --threshold; or a column for each class, in
-            sorted order.
-        cluster: documents, persons, ... whose rows belong together.
+        score: score of the positive class, which must be a probability unless --threshold is given; or one column for
+            each class, in sorted order.
+        cluster: column of documents, persons, ... whose rows belong together.
         weight: sampling weights.
-        positive: the positive class; by default the one that its name says (yes, true, 1), else the last in sorted
-            order; of more than two, that class against the rest.
-        classes: a class, once for each, where the labels do not show them all.
-        threshold: without --prediction: positive from this score on, by default 0.5; a score need not be a probability
-            then. "median": positive above the median score.
-        where: only rows that meet this condition, such as "age >= 18 and race in (White, Black)"; also !=, between,
+        positive: the positive class. The default is the class named yes, true or 1, otherwise the last in sorted order.
+            With more than two classes: this class against the rest.
+        classes: a class; repeat it for each, if the labels do not include all classes.
+        threshold: without --prediction, scores of at least this value are positive (default 0.5); scores then need not
+            be probabilities. "median": scores above the median are positive.
+        where: use only rows that meet this condition, such as "age >= 18 and race in (White, Black)"; also !=, between,
             or, not, parentheses, is missing.
-        bins: groups of a --group column of numbers by their edges, such as age=25,45.
-        reference: the group that others are seen against, such as White, or race=White; by default the largest.
-        encoding: of a text file, by default utf-8; files of Windows are often cp1252.
-        decimal: the sign within numbers of CSV and TSV, a point or a comma.
-        drop_missing: go on without rows that have blank or NaN values; one that lacks a group is left out by that
-            column only.
-        groups_from: CSV file of further groups by id, such as the groups.csv of `fairhead discover`; joined on --id.
+        bins: edges that turn a numeric --group column into groups, such as age=25,45.
+        reference: the group to compare others with, such as White, or race=White; the default is the largest.
+        encoding: encoding of a text file (default utf-8); files from Windows are often cp1252.
+        decimal: decimal separator of CSV and TSV files, a point or a comma.
+        drop_missing: drop rows with blank or NaN values; a row without a group is left out only of figures by that
+            column.
+        groups_from: CSV file with more group columns by id, such as the groups.csv of `fairhead discover`; joined on
+            --id.
     """
 
     panel: ClassVar[str] = "The table"
@@ -152,18 +153,18 @@ class Statistics:
 
     Attributes:
         intersections: also audit combinations of the groups.
-        metric: a metric, several times if need be: DP, EOp, EOd, impact_ratio, accuracy, worst_group_accuracy, ...
-            ("all" computes and explains each of them).
-        metrics_from: file of metrics of your own, a line each: cost = (5 * fn + fp) / n, of tp, fp, fn, tn and n. They
-            are shown beside the others.
-        slices: a rate, such as accuracy or FNR: which intersections of groups are worst, chosen on one half of the rows
-            and confirmed on the other.
-        multiclass: how the gaps of several classes become one: the largest, the mean, or weighted by class frequency.
+        metric: a metric; repeat it for several: DP, EOp, EOd, impact_ratio, accuracy, worst_group_accuracy, ...
+            ("all" computes and explains every metric).
+        metrics_from: file with your own metrics, one per line, from tp, fp, fn, tn and n: cost = (5 * fn + fp) / n.
+            They are shown with the others.
+        slices: a rate, such as accuracy or FNR; shows the worst intersections of groups, selected on one half of the
+            rows and confirmed on the other.
+        multiclass: how to combine the gaps of several classes: the largest, the mean, or weighted by class frequency.
         n_boot: bootstrap replicates.
         seed: same seed, same figures.
         level: confidence level of intervals.
-        min_cell: rows (or clusters) that a rate needs to be defined.
-        min_group: rows that a group needs to take part in gaps, or, below 1, which share of all rows.
+        min_cell: minimum number of rows (or clusters) for a rate; below that, it is undefined.
+        min_group: minimum size of a group to be included in gaps, in rows, or below 1 as a share of all rows.
     """
 
     panel: ClassVar[str] = "Statistics"
@@ -197,11 +198,11 @@ class Comparing:
     """Comparison of two sets of predictions.
 
     Attributes:
-        compare: a second file with the same columns; joined on --id, else row by row.
-        compare_prediction: a second column of predictions in the same file.
-        unpaired: the rows of --compare are others, such as those of another month: drift of gaps and of rates.
-        id: distinct values to join two files on.
-        correction: of p-values, over all differences: Westfall-Young, Holm or Benjamini-Hochberg.
+        compare: a second file with the same columns, joined on --id, or row by row without it.
+        compare_prediction: a second prediction column in the same file.
+        unpaired: --compare has different rows, such as another month; shows the drift of gaps and rates.
+        id: column of unique values to join two files on.
+        correction: correction of p-values over all differences: Westfall-Young, Holm or Benjamini-Hochberg.
     """
 
     panel: ClassVar[str] = "Comparison of two sets of predictions"
@@ -220,8 +221,8 @@ class Output:
         json: write JSON; - prints only JSON.
         html: write a self-contained report, and its JSON beside it.
         ll144: write the tables of New York City's Local Law 144 (--intersections of sex and race) to an .html file.
-        eu_ai_act: write a fact sheet by the headings of the EU AI Act's Article 10 and Annex IV to an .html file.
-        rate: a rate of groups to show, such as FPR or FNR; give it several times (all of them are in the JSON).
+        eu_ai_act: write a fact sheet with the headings of the EU AI Act's Article 10 and Annex IV to an .html file.
+        rate: a rate of groups to show, such as FPR or FNR; repeat it for several (the JSON has all rates).
     """
 
     panel: ClassVar[str] = "Output"
@@ -239,7 +240,7 @@ class Output:
             check_output(str(path), *read)
         twice = [name for name, times in Counter(path.absolute() for path in written).items() if times > 1]
         if twice:
-            raise InputError(f"{twice[0].name} would be written twice (a page has its .json, too); give another name")
+            raise InputError(f"{twice[0].name} would be written twice (a page has a .json too); give another name")
 
 
 @options("audit")
@@ -256,22 +257,22 @@ def audit_command(
     comparing: Comparing,
     output: Output,
 ) -> None:
-    """Gaps between groups, with intervals, from a file of labels and predictions. Needs no model and no torch."""
+    """Measure gaps between groups, with intervals, from labels and predictions in a file. Needs no model, no torch."""
     other_file, other_column = comparing.compare, comparing.compare_prediction
     if other_file is not None and other_column is not None:
-        raise InputError("--compare and --compare-prediction exclude each other; give one of them")
+        raise InputError("--compare and --compare-prediction cannot be combined; give one of them")
     if comparing.unpaired and other_file is None:
         raise InputError("--unpaired compares with the rows of another file; name it with --compare")
     if path == other_file == "-":
-        raise InputError("standard input can be one of the two files only; name the other")
+        raise InputError("only one of the two files can be standard input; name the other")
     if not columns.group and columns.groups_from is None:
-        raise InputError("Missing option '--group'; name a column of groups, or give --groups-from FILE")
+        raise InputError("Missing option '--group'; name a group column, or give --groups-from FILE")
     if bool(columns.label) == (columns.target is not None):
-        raise InputError("Missing option '--label'; name a column of true classes, or --target, one of true numbers")
+        raise InputError("Missing option '--label'; name a column of true classes, or use --target for true numbers")
     if len(columns.prediction) > max(1, len(columns.label)):
-        raise InputError(f"--prediction names {', '.join(columns.prediction)}; one, or one a --label, is expected")
+        raise InputError(f"--prediction names {', '.join(columns.prediction)}; expected one, or one for each --label")
     if other_column is not None and (columns.target is not None or len(columns.label) > 1):
-        raise InputError("--compare-prediction is for one --label; put the other predictions in a file, for --compare")
+        raise InputError("--compare-prediction needs one --label; put the other predictions in a file for --compare")
     _check_parts(columns, other_column)
     output.check(path, other_file, columns.groups_from)
     from rich.markup import escape
@@ -320,7 +321,7 @@ def audit_command(
         console.print(f"[bold]{escape(_what(records, path, found.provenance['audit']['n']))}[/]", highlight=False)
         for name, column in records.groups.items():
             if len(column.levels) > _MANY and not isinstance(column.levels[0], str):
-                hint = f"{name} has {len(column.levels)} groups that are numbers: make fewer by --bins {name}=25,45."
+                hint = f"{name} has {len(column.levels)} numeric groups: combine them with --bins {name}=25,45."
                 console.print(escape(hint), highlight=False)
         show_page(alone, console)
         for section in sliced:
@@ -344,10 +345,10 @@ def _check_parts(columns: Columns, other: str | None) -> None:
     seen: dict[str, str] = {}
     for option, column in ((option, column) for option, names in parts.items() for column in names if column):
         if column in seen:
-            raise InputError(f"column {column!r} is given as {seen[column]} and as {option}; one of them is expected")
+            raise InputError(f"column {column!r} is given as {seen[column]} and as {option}; give it once")
         seen[column] = option
     if other is not None and len(columns.prediction) != 1:
-        raise InputError("--compare-prediction needs --prediction, the column that it is compared with")
+        raise InputError("--compare-prediction needs --prediction, the column to compare it with")
 
 
 def _threshold(given: str | None) -> float | str | None:
@@ -355,7 +356,7 @@ def _threshold(given: str | None) -> float | str | None:
     try:
         return given if given is None or given == "median" else float(given)
     except ValueError:
-        raise InputError(f"--threshold is {given!r}; a score or the word median is expected") from None
+        raise InputError(f"--threshold is {given!r}; expected a score or the word median") from None
 
 
 def _edges(given: Sequence[str]) -> dict[str, list[float]]:
@@ -370,7 +371,7 @@ def _edges(given: Sequence[str]) -> dict[str, list[float]]:
         except ValueError:
             column = ""
         if not column or not all(math.isfinite(edge) for edge in found[column]):
-            raise InputError(f"--bins is {text!r}; a column and the edges of its groups are expected: age=25,45")
+            raise InputError(f"--bins is {text!r}; expected a column and the edges of its groups: age=25,45")
     return found
 
 

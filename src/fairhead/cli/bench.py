@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from fairhead.cli.common import Progress
 
 EPILOG = """
-**What is written** to the folder of `--out`: `results.jsonl` (one line a cell, as it ends), `records/` (the answers of
-every cell, a file each, from which all figures are recomputed), `table.md`, `table.html`, `table.json`: the table, with
-what it shows in words and the command that made it.
+**Output files** in `--out`: `results.jsonl` (one line for each finished cell), `records/` (the predictions of every
+cell, from which all figures are computed), and `table.md`, `table.html` and `table.json` with the table, a summary in
+words and the command.
 
-A run that was killed goes on where it stopped when the same command is given again; at most the cells in flight are
-lost. A cell that fails is recorded with its error and does not stop the others; the command then ends with code 1.
+To continue an interrupted run, repeat the same command; only the cells that were running are lost. If a cell fails, its
+error is recorded and the other cells continue; the command then ends with exit code 1.
 
 **Examples**
 
@@ -34,21 +34,21 @@ lost. A cell that fails is recorded with its error and does not stop the others;
 
     fairhead bench grid.yaml --out try --set epochs=1 --set limit=400 --set seeds=0,1 --set methods=erm,dam
 
-**Hyper-parameters** stay as the grid has them unless `--search` is given. The search is the same size for every method:
+**Hyperparameters** come from the grid unless you give `--search`. The search has the same size for every method:
 
     fairhead bench hatexplain --out searched --search 10 --set "backbones=MiniLM LE" --device cuda
 
-Trials are kept and resumed like other cells; the table says what was searched, what was chosen and what it cost.
+Trials are stored and resumed like other cells. The table shows what was searched, what was selected and what it cost.
 
-Parts of a grid may run on several machines (`--shard 1/2` here, `--shard 2/2` there) and be put together with
-`--take-in`. A cluster takes them all:
+You can run parts of a grid on several machines (`--shard 1/2` and `--shard 2/2`) and merge them with `--take-in`, or
+run the whole grid on a cluster:
 
     fairhead bench utkface --out results --engine ray --address auto --gpus-per-cell 0.25
 
     fairhead bench utkface --out results --engine slurm --address gpu-partition --jobs 16
 
-Grids that ship with fairhead can be named without a path; `--list` shows them. They find their data through
-`$FAIRHEAD_DATA` and pretrained models through `$FAIRHEAD_MODELS`.
+Built-in grids need no path; `--list` shows them. They look for data in `$FAIRHEAD_DATA` and for pretrained models in
+`$FAIRHEAD_MODELS`.
 """
 
 
@@ -58,20 +58,21 @@ class Running:
 
     Attributes:
         out: folder for results, records and table.
-        jobs: cells at once, each in its own process; by default one here, and as many as a cluster has room for.
-        device: where to compute: cpu, cuda, cuda:1, ...; auto takes a GPU where there is one.
-        engine: processes of this machine, or a cluster of Ray or Slurm.
-        address: of a running cluster of Ray (auto finds that of this machine); of Slurm the partition.
-        gpu_share: of a GPU that a cell takes on a cluster of Ray: 0.25 runs four on one.
-        shard: run the i-th of n parts of the grid, as 1/4; --take-in puts the folders together.
-        changes: change the grid: epochs=1, limit=400, seeds=0,1, methods=erm,dam, ...; give it several times.
-        search: first try N random configurations of every method beside the grid's own, on seeds of their own, and keep
-            what does best on validation rows (by the worst class unless the grid says otherwise). At least 10.
-        choose_with_groups: also show what the search would choose with groups, apart and flagged.
+        jobs: number of cells to run at a time, each in its own process; by default one on this machine, and on a
+            cluster as many as it has room for.
+        device: device: cpu, cuda, cuda:1, ...; auto uses a GPU if there is one.
+        engine: processes on this machine, or a Ray or Slurm cluster.
+        address: address of a running Ray cluster (auto finds the one on this machine), or the Slurm partition.
+        gpu_share: share of a GPU for each cell on a Ray cluster: 0.25 runs four cells on one GPU.
+        shard: run the i-th of n parts of the grid, such as 1/4; --take-in merges the folders.
+        changes: change the grid: epochs=1, limit=400, seeds=0,1, methods=erm,dam, ...; repeat it for several.
+        search: first try N random configurations of every method besides the grid's own, with separate seeds, and keep
+            the best on validation rows (by the worst class, unless the grid says otherwise). At least 10.
+        choose_with_groups: also show, marked and separately, what the search would select with groups.
         cache: folder for decoded pictures and frozen features.
-        take_in: folder of another run whose finished cells are added first; give it several times for several.
-        table_only: run nothing: make the table of what there is.
-        list_grids: show the grids that ship, and stop.
+        take_in: folder of another run whose finished cells are added first; repeat it for several.
+        table_only: run nothing; make the table from existing results.
+        list_grids: list the built-in grids and stop.
     """
 
     out: Annotated[Path, Option(metavar="DIR")] = Path("fairhead-bench")
@@ -93,14 +94,14 @@ class Running:
 @options("bench")
 def bench_command(
     running: Running,
-    grid: Annotated[str | None, typer.Argument(help="A YAML file, or the name of a grid that ships.")] = None,
+    grid: Annotated[str | None, typer.Argument(help="A YAML file, or the name of a built-in grid.")] = None,
 ) -> None:
-    """Run data × backbones × methods × seeds; show which differences are significant."""
+    """Run a grid of data × backbones × methods × seeds and show which differences are significant."""
     if running.list_grids:
         _list_grids()
         return
     if grid is None:
-        raise InputError("which grid? Give a YAML file, or a name that fairhead bench --list shows")
+        raise InputError("missing grid: give a YAML file, or a name from fairhead bench --list")
     from fairhead.bench.grid_file import grid_path, read_grid
 
     out = running.out
@@ -119,7 +120,7 @@ def bench_command(
     for folder in running.take_in:
         if not (folder / "results.jsonl").is_file():
             raise InputError(f"{folder} has no results.jsonl: expected the folder of another run")
-        typer.echo(f"{Store(out).take_in(Store(folder))} cells taken in from {folder}", err=True)
+        typer.echo(f"{Store(out).take_in(Store(folder))} cells added from {folder}", err=True)
     interrupted, failed = False, 0
     if not running.table_only:
         from fairhead.bench.engines import Workplace
@@ -131,7 +132,7 @@ def bench_command(
         shard = _shard(running.shard)
         here = running.engine == "processes"
         if here and running.address is not None:
-            raise InputError("--address is of a cluster: give --engine ray or --engine slurm as well")
+            raise InputError("--address names a cluster: also give --engine ray or --engine slurm")
         device = str(device_named(running.device)) if here else running.device  # this machine may have no GPU
         cluster = (running.engine, running.address, running.gpu_share, out)
         cache = None if running.cache is None else made_folder(running.cache)
@@ -144,7 +145,7 @@ def bench_command(
                 typer.echo(f"{outcome.done} cells done, {failed} failed, {outcome.before} were done before", err=True)
             except KeyboardInterrupt:
                 interrupted = True
-                typer.echo("fairhead: interrupted; the same command goes on from here", err=True)
+                typer.echo("fairhead: interrupted; repeat the same command to continue", err=True)
     try:
         table = table_of(plan, Store(out), _command(grid, asked))
     except InputError:

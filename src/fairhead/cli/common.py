@@ -27,10 +27,10 @@ class SentenceColumns:
     """Which column of own pairs or triplets of sentences is what, as it is called in the file.
 
     Attributes:
-        group: column of the category, the kind of bias that a row is about.
-        id: column of distinct ids; rows are numbered where there is none.
-        data_option: another option of the reader: more=COLUMN, less=COLUMN, on_error=skip, ...; pairs.term=COLUMN is of
-            that reader alone, where there are several.
+        group: column of the category, the type of bias of a row.
+        id: column of unique ids; by default, rows are numbered.
+        data_option: another option of the reader: more=COLUMN, less=COLUMN, on_error=skip, ...; with several readers,
+            pairs.term=COLUMN sets the option of one of them.
     """
 
     panel: ClassVar[str] = "Data"
@@ -68,13 +68,13 @@ class DataColumns(SentenceColumns):
     """Which column of own pictures or texts is what, as it is called in the file; published data have some of these.
 
     Attributes:
-        group: column of the groups to compare, which training never sees; give it several times for several, where the
-            command takes several.
+        group: column of the groups to compare, which training never sees; repeat it for several, if the command
+            accepts several.
         data_option: another option of the reader: input=COLUMN of paths or texts, on_error=skip, ...
         label: column of the classes.
-        split: column of the parts (train, val, test); drawn at random where there is none.
-        person: column of the person or document, whose rows stay in one part (train, validation or test).
-        groups_from: CSV file of further group columns by id, such as the groups.csv of `fairhead discover`.
+        split: column of the parts (train, val, test); by default, they are drawn at random.
+        person: column of the person or document; all its rows stay in one part (train, validation or test).
+        groups_from: CSV file with more group columns by id, such as the groups.csv of `fairhead discover`.
     """
 
     label: Annotated[str | None, Option(metavar="COLUMN")] = None
@@ -88,7 +88,7 @@ class Statistics:
     """How intervals are made.
 
     Attributes:
-        n_boot: bootstrap replicates; 2000 by default, 1000 of BOLD alone.
+        n_boot: bootstrap replicates; the default is 2000 (1000 for BOLD).
         seed: same seed, same figures.
         level: confidence level of intervals.
     """
@@ -111,9 +111,9 @@ def check_output(path: str | None, *read: str | None) -> None:
         return
     for name in read:
         if name and name != "-" and Path(name).is_file() and Path(path).exists() and Path(path).samefile(name):
-            raise InputError(f"{path} is the file that is read; give another name to write to")
+            raise InputError(f"{path} is an input file; give another name to write to")
     if Path(path).is_dir():
-        raise InputError(f"{path} is a directory; a file to write to is expected")
+        raise InputError(f"{path} is a directory; expected a file to write to")
     if not Path(path).absolute().parent.is_dir():
         raise InputError(f"{path} cannot be written: there is no folder {Path(path).parent}")
 
@@ -125,11 +125,11 @@ def need(extra: str = "torch") -> None:
         >>> need("demo")  # doctest: +SKIP
         Traceback (most recent call last):
             ...
-        fairhead.errors.FairheadError: this needs sklearn, not installed here: pip install "fairhead[demo]"
+        fairhead.errors.FairheadError: this needs sklearn, which is not installed: pip install "fairhead[demo]"
     """
     missing = [name for name in (*_TORCH, *_EXTRAS.get(extra, ())) if find_spec(name) is None]
     if missing:
-        raise FairheadError(f'this needs {", ".join(missing)}, not installed here: pip install "fairhead[{extra}]"')
+        raise FairheadError(f'this needs {", ".join(missing)}, which is not installed: pip install "fairhead[{extra}]"')
 
 
 def command_line(context: typer.Context) -> str:
@@ -149,7 +149,7 @@ def write_json(content: Mapping[str, Any], path: str) -> None:
     """Write JSON to a file, or to standard output for "-"."""
     if path == "-":
         if sys.stdout is None:
-            raise InputError("standard output is closed: give a file in place of -")
+            raise InputError("standard output is closed: give a file instead of -")
         typer.echo(store.json_text(content, sys.stdout.encoding or "ascii"))
     else:
         store.write_json(path, content)

@@ -31,26 +31,26 @@ if TYPE_CHECKING:
     from fairhead.language.scorer import Scorer
 
 _GOES_ON = """
-With `--out`, answers are written as they are made, and a run that was killed goes on where it stopped: give the same
-command again. The folder is that of a suite (`fairhead lm suite`), and can be compared (`fairhead lm compare`).
+With `--out`, answers are saved as they are made. To continue an interrupted run, repeat the same command. The folder
+has the format of a suite (`fairhead lm suite`), so `fairhead lm compare` accepts it.
 
-With several GPUs, `accelerate launch --num_processes 4 -m fairhead lm ...` divides the texts among them; a model that
-is too large for one GPU is spread over them by `--device-map auto`. An 8B model (Llama 3.1) in bfloat16 takes 20 GB
-(`fairhead.language.row_layout.scoring_memory` works it out), 12 GB with `--load-in 8bit`.
+With several GPUs, `accelerate launch --num_processes 4 -m fairhead lm ...` divides the texts among them. If a model
+is too large for one GPU, `--device-map auto` spreads it over several. An 8B model (Llama 3.1) in bfloat16 takes 20 GB
+(estimated by `fairhead.language.row_layout.scoring_memory`), or 12 GB with `--load-in 8bit`.
 """
 _ELSEWHERE = """
-A model can write on one machine and be measured on another:
+You can generate texts on one machine and measure them on another:
 
     fairhead lm {0} --model SmolLM2-135M --data {0} --generate-only --out runs
 
     fairhead lm {0} --data {0} --score-only runs/journals/{0}-1a2b3c4d.jsonl --json {0}.json
 """
 _SUITE = """
-The folder of the data has one folder (or zip archive) a benchmark, as published: {folders}. What is not there is
-skipped and named. Perplexity and attention entropy are taken on the Wikipedia texts that come with BOLD, or on a text
-file of your own (`--text`, paragraphs being documents).
+The data folder has one folder (or zip archive) for each benchmark, as published: {folders}. Missing benchmarks are
+skipped and listed. Perplexity and attention entropy use the Wikipedia texts that come with BOLD, or your own text file
+(`--text`; each paragraph is a document).
 
-A run that was killed goes on where it stopped: give the same command again.
+To continue an interrupted run, repeat the same command.
 
 **Examples**
 
@@ -67,17 +67,17 @@ class Computing:
     """Where and how a model computes.
 
     Attributes:
-        device: where to compute: cpu, cuda, cuda:1, ...; auto takes a GPU where there is one.
-        dtype: precision; auto is float32 on a processor and bfloat16 on a GPU.
-        batch_tokens: tokens of a batch, padding included.
-        start: token that texts start with: bos, eos, none or a token; default is BOS, or end of text if there is none.
-        convention: where it stands. fairhead: before every text; lm-eval: only where no context stands before, as
-            lm-evaluation-harness does; bias-bench: before the first token, the others are read without it, as in the
-            published scripts of StereoSet and CrowS-Pairs.
-        chat: put every prompt into the chat template of the model, as a user's message; what is scored is the answer,
-            as lm-evaluation-harness does it. A text without a prompt answers an empty message.
+        device: device: cpu, cuda, cuda:1, ...; auto uses a GPU if there is one.
+        dtype: precision; auto is float32 on a CPU and bfloat16 on a GPU.
+        batch_tokens: tokens per batch, including padding.
+        start: token that texts start with: bos, eos, none or a token; the default is BOS, or EOS if there is no BOS.
+        convention: where to put the start token. fairhead: before every text; lm-eval: only before texts without
+            context, as lm-evaluation-harness does; bias-bench: only to score the first token, as the published scripts
+            of StereoSet and CrowS-Pairs do.
+        chat: put every prompt into the model's chat template as a user message and score the answer, as
+            lm-evaluation-harness does. A text without a prompt answers an empty message.
         device_map: spread the layers over several GPUs: auto, balanced or sequential (accelerate).
-        load_in: round weights to 8bit or 4bit as they are loaded (bitsandbytes, on a GPU).
+        load_in: quantize weights to 8bit or 4bit while loading (bitsandbytes, on a GPU).
     """
 
     panel: ClassVar[str] = "Model"
@@ -97,8 +97,8 @@ class Source:
 
     Attributes:
         data: file, folder or zip archive as published, or reader:path.
-        model: folder of a causal language model, or its name on the hub if it is cached (hub:NAME fetches it).
-        limit: only so many items, drawn at random with --seed.
+        model: folder of a causal language model, or a hub name in the local cache (hub:NAME downloads it).
+        limit: use only this many items, drawn at random with --seed.
     """
 
     data: Annotated[str, Option(metavar="PATH")]
@@ -111,8 +111,8 @@ class Written(Source):
     """What is measured on what, where a model writes.
 
     Attributes:
-        score_only: measure this file of generations; no model is needed.
-        generate_only: write generations, measure nothing.
+        score_only: measure the generations in this file; needs no model.
+        generate_only: write generations and measure nothing.
     """
 
     model: Annotated[str | None, Option(metavar="PATH")] = None  # type: ignore[assignment]
@@ -127,7 +127,7 @@ class Output:
     Attributes:
         json: write JSON; - prints only JSON.
         out: folder for the answers, the table of items and the figures.
-        html: write a report, and its JSON twin.
+        html: write a report, and its JSON beside it.
     """
 
     panel: ClassVar[str] = "Output"
@@ -140,7 +140,7 @@ class Output:
         for path in (self.json, None if self.html is None else str(self.html)):
             check_output(path)
         if self.html is not None and self.json is not None and Path(self.json) == self.html.with_suffix(".json"):
-            raise InputError(f"--json {self.json} is where the report's own JSON twin goes: choose another name")
+            raise InputError(f"the report writes its own JSON to --json {self.json}: choose another name")
 
 
 class _Benchmarks(TyperGroup):
@@ -261,9 +261,9 @@ def _run(
 
 def _check_written(source: Written, output: Output) -> None:
     if source.score_only is not None and (source.generate_only or source.model is not None):
-        raise InputError("--score-only takes stored generations: give neither --model nor --generate-only with it")
+        raise InputError("--score-only uses stored generations: leave out --model and --generate-only")
     if source.score_only is None and source.model is None:
-        raise InputError("a model is expected (--model PATH), or stored generations (--score-only FILE)")
+        raise InputError("expected a model (--model PATH) or stored generations (--score-only FILE)")
     if source.generate_only and output.out is None:
         raise InputError("--generate-only needs a folder to write to (--out DIR)")
 
@@ -314,14 +314,14 @@ def _suite_command() -> Callable[..., None]:
     Suite.__doc__ = f"""What is measured on what.
 
     Attributes:
-        model: folder of a causal language model, or its name on the hub if it is cached (hub:NAME fetches it).
-        data: folder with one folder a benchmark, as published.
+        model: folder of a causal language model, or a hub name in the local cache (hub:NAME downloads it).
+        data: folder with one folder for each benchmark, as published.
         out: folder for journals, tables of items and figures.
-        only: benchmarks, with commas between: {names}.
-        limit: only so many items of each benchmark, drawn at random with --seed.
-        text: a text file for perplexity and attention entropy, in place of BOLD's Wikipedia texts.
-        documents: how many are drawn from that text; attention entropy takes 200 of them.
-        bold_batch_size: prompts of BOLD that are continued together.
+        only: benchmarks, separated by commas: {names}.
+        limit: use only this many items of each benchmark, drawn at random with --seed.
+        text: a text file for perplexity and attention entropy, instead of BOLD's Wikipedia texts.
+        documents: number of documents drawn from that text; attention entropy uses 200 of them.
+        bold_batch_size: batch size for BOLD's prompts.
     """
 
     takes = {"context": typer.Context, "chosen": Suite, "of": _options_of_all()}
@@ -347,7 +347,7 @@ def _options_of_all() -> type:
 
 
 def _run_suite(context: typer.Context, chosen: Any, of: Any, computing: Computing, statistics: Statistics) -> None:
-    """Run every benchmark on a model, into one folder that can be compared with another."""
+    """Run every benchmark on a model and write one folder, which `lm compare` can compare with another."""
     from fairhead.language.running import gather_items, run_suite
 
     how = statistics.resampling()

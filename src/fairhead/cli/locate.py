@@ -33,16 +33,16 @@ EPILOG = """
 
     fairhead locate --model toxicity-bert --data hatexplain:HateXplain --group Women --label toxic --forward
 
-Classes come from the model's own classifier, from prompts where it has a text side (its own tower, or
-`--text-adapter` with `--text-encoder`), or else from a probe on labelled images. With `--features` the model runs over
-the images once; later questions about them take seconds.
+Classes come from the model's own classifier, from prompts if there is a text encoder (the model's own, or
+`--text-adapter` with `--text-encoder`), or otherwise from a probe on labelled images. With `--features` the model runs
+over the images only once; later questions about them take seconds.
 
-Of a language model, heads are ranked by their part in the log-odds of stereotype against anti-stereotype (`crows`,
-`stereoset`; `--concept gender` takes the pairs of that type alone).
+In a language model, heads are ranked by their contribution to the log-odds of stereotype against anti-stereotype
+(`crows`, `stereoset`; `--concept gender` uses only pairs of that type).
 
-Heads are ranked by what the gap loses when each alone is taken out in a true forward pass (`--rank effect`): one pass a
-head over the data on a GPU; elsewhere all are estimated from gradients, and the best are run (`--exact`). `--rank gap`
-goes by what each head itself writes: it costs no pass, and misses what later layers make of it.
+`--rank effect` ranks heads by how much the gap shrinks when each head alone is edited in a full forward pass. On a GPU
+this takes one pass per head; on a CPU all heads are estimated from gradients and only the best are run (`--exact`).
+`--rank gap` ranks heads by their direct contribution: it needs no pass, but misses effects through later layers.
 """
 ABLATE_EPILOG = """
 **Examples**
@@ -54,8 +54,8 @@ ABLATE_EPILOG = """
 
     fairhead ablate --from heads/headmap.json --kind zero --save edited --model SmolLM2-135M --data crows:pairs.csv
 
-Each control set is a pass over the reporting half of the images, from the first edited layer on: choose `--draws` and
-`--limit` with that in mind.
+Each control set takes one pass over the reporting half of the images, from the first edited layer on: choose `--draws`
+and `--limit` accordingly.
 """
 # Settings of images and labelled texts alone.
 _NOT_FOR_PAIRS = (
@@ -69,11 +69,12 @@ VIEW_EPILOG = """
 
     fairhead view heads
 
-Click heads on the map: gap, accuracy and what random heads do change at once, from the heads' stored parts. *Prove*
-runs the model with them edited; *Save* writes it as a folder that transformers loads.
+Click heads on the map: the gap, the accuracy and the random controls update immediately, computed from the stored
+contributions of the heads. *Prove* runs the edited model in a full forward pass; *Save* writes it as a folder that
+transformers can load.
 
-The page is for this machine alone (127.0.0.1), and its address holds a random token. Run it in the folder that locate
-was run in. The model runs over the rows once, unless locate was given `--features`; Ctrl-C ends it.
+Only this machine can open the page (127.0.0.1), and its address contains a random token. Run `view` in the folder in
+which you ran `locate`. The model runs over the rows once, unless you ran `locate` with `--features`. Stop with Ctrl-C.
 """
 
 
@@ -82,7 +83,7 @@ class Output:
     """What is written.
 
     Attributes:
-        features: folder that keeps the heads' terms for later runs.
+        features: folder that stores the heads' contributions for later runs.
         out: folder for headmap.json, report.html and records.csv.
         json: write JSON; - prints only JSON.
         images: show images in the report.
@@ -100,13 +101,14 @@ class Edit:
     """Which heads are edited, and how.
 
     Attributes:
-        heads: heads, as L11H1,L10H5 (layer and head from 0).
-        chosen: take the heads that `fairhead locate` chose.
-        kind: what is put in a head's place: its mean (balanced over groups), zero, that of another row (resample), or
-            what a projection leaves of it: LEACE (project) erases the group, splince also keeps the covariance with the
-            label. gain scales it by a number a head, learned with clusters balanced; without --heads it chooses them.
-        strength: how far to go there, from 0 to 1.
-        save: bake the edit into the weights and save the model; the report is of the saved model.
+        heads: heads to edit, such as L11H1,L10H5 (layer and head, counted from 0).
+        chosen: edit the heads that `fairhead locate` selected.
+        kind: what replaces a head's output: its mean (balanced over groups), zero, the output for another row
+            (resample), or a projection of it: LEACE (project) erases the group, splince also keeps the covariance with
+            the label. gain multiplies each head by a factor that is learned with balanced clusters; without --heads it
+            also selects the heads.
+        strength: strength of the edit, from 0 (none) to 1 (full).
+        save: write the edit into the weights and save the model; the report describes the saved model.
     """
 
     heads: Annotated[str | None, Option(metavar="HEADS")] = None
@@ -121,7 +123,7 @@ class Edit:
 def locate_command(
     context: typer.Context, source: Source, columns: DataColumns, plan: LocatePlan, output: Output
 ) -> None:
-    """Map the heads of a model by their part in a gap, choose, and test them against random heads."""
+    """Map each head's contribution to a gap, select heads, and test them against random heads."""
     _answered(context, source, columns, plan, output)
 
 
@@ -129,18 +131,18 @@ def locate_command(
 def ablate_command(
     context: typer.Context, source: Source, columns: DataColumns, edit: Edit, plan: LocatePlan, output: Output
 ) -> None:
-    """Edit heads, run the model again, and hold what changes against random heads."""
+    """Edit heads, run the model again, and compare the change with that of random heads."""
     need()
     heads, chosen_on = _named(edit)
     if edit.save is not None and source.tokens == "first":
-        raise InputError("--save writes weights, which act on every token: leave out --tokens first")
+        raise InputError("--save changes the weights, which affects every token: leave out --tokens first")
     if edit.kind == "resample":
         if edit.save is not None:
-            raise InputError("--save cannot hold --kind resample, which needs other images; use mean, zero or project")
+            raise InputError("--save cannot store --kind resample, which needs other rows; use mean, zero or project")
         if source.batch_size < 3:  # an odd number of rows in batches of 2 leaves one by itself
             raise InputError(
-                f"--kind resample needs other rows in every batch; --batch-size is {source.batch_size}, at least 3 is "
-                "expected"
+                f"--kind resample needs other rows in every batch; --batch-size is {source.batch_size}, expected at "
+                "least 3"
             )
     kind = edit.kind if edit.strength == 1 else f"{edit.kind}@{edit.strength:g}"
     plan = replace(plan, kinds=(kind,), forward=True)
@@ -191,7 +193,7 @@ def _answered(
         if output.out is not None:
             typer.echo(f"\nreport: {output.out / 'report.html'}")
     if save is not None:
-        typer.echo(f"model: {save}{'' if found.smaller else ' (a smaller gap was not shown)'}", err=True)
+        typer.echo(f"model: {save}{'' if found.smaller else ' (no significantly smaller gap)'}", err=True)
 
 
 def with_columns(source: Source, columns: DataColumns, images: bool) -> Source:
@@ -199,19 +201,19 @@ def with_columns(source: Source, columns: DataColumns, images: bool) -> Source:
     if source.kind != "pairs":
         if len(columns.group) > 1:
             raise InputError(
-                f"--group is {' and '.join(columns.group)}; heads are compared between the groups of one column: run "
-                "it once for each"
+                f"--group is {' and '.join(columns.group)}; locate compares the groups of one column: run it "
+                "once for each"
             )
         concept = _one(source.concept, "--concept", columns.first_group, "--group")
         source = replace(source, concept=concept, task=_one(source.task, "--task", columns.label, "--label"))
         columns = replace(columns, group=(), label=None)
         if source.start != "default":
-            raise InputError("--start is for pairs of texts (crows, stereoset): leave it out")
+            raise InputError("--start applies only to pairs of texts (crows, stereoset): leave it out")
     else:
         given = [name for name in _NOT_FOR_PAIRS if getattr(source, name) != getattr(Source, name)]
         for name in [*given, *([] if images else ["images"])]:
             flag = "--class" if name == "evidence" else f"--{name.replace('_', '-')}"
-            raise InputError(f"{flag} has no meaning for pairs of texts (crows, stereoset): leave it out")
+            raise InputError(f"{flag} does not apply to pairs of texts (crows, stereoset): leave it out")
     return replace(source, options=columns.options(source.data))
 
 
@@ -229,23 +231,21 @@ def _named(edit: Edit) -> tuple[Any, str | None]:
     if edit.kind == "gain" and edit.heads is None and edit.chosen is None:
         return None, None
     if (edit.heads is None) == (edit.chosen is None):
-        raise InputError("the heads to edit are named by --heads L11H1,L10H5 or by --from headmap.json, one of them")
+        raise InputError("name the heads to edit with either --heads L11H1,L10H5 or --from headmap.json")
     if edit.heads is not None:
         return heads_named(edit.heads), None
     found = read_head_map(str(edit.chosen))
     if not found["selected"]:
-        raise InputError(
-            f"no head was chosen in {edit.chosen}, so there is none to edit: name heads with --heads L11H1,L10H5"
-        )
+        raise InputError(f"{edit.chosen} has no selected heads to edit: name heads with --heads L11H1,L10H5")
     return found["selected"], found.get("choosing_sha256")
 
 
 def view_command(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder that fairhead locate wrote with --out.")],
-    port: Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="Of the page; 0 takes a free one.")] = 0,
+    port: Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="Port of the page; 0 uses a free one.")] = 0,
     browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
 ) -> None:
-    """Edit heads on a map in a browser, see what changes, prove it, and save the model."""
+    """Edit heads on a map in the browser, see what changes, confirm it in a forward pass, and save the model."""
     need()
     asked = _asked(run)
     from fairhead.locate.live import Live, serve
@@ -284,12 +284,12 @@ def _asked(run: Path) -> _Asked:
         content = read_head_map(path)
         arguments = shlex.split(content["provenance"]["command"])
     except (InputError, ValueError, KeyError, TypeError, AttributeError) as error:
-        why = f" ({error})" if isinstance(error, InputError) else ": its head map does not say its command"
+        why = f" ({error})" if isinstance(error, InputError) else ": its head map does not contain its command"
         raise InputError(f"{run} is not a run of fairhead locate{why}; give its --out folder") from None
     if arguments[:2] != ["fairhead", "locate"]:
         raise InputError(
-            f"{path} was made by {shlex.join(arguments[:2])!r}; view needs a run of fairhead locate, with all that it "
-            "asked on its command line"
+            f"{path} was made by {shlex.join(arguments[:2])!r}; view needs a run of fairhead locate with all its "
+            "settings on the command line"
         )
 
     @options("locate")

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _SHARED = "METHOD"
 
 EPILOG = f"""
-**For language models**, each with options of its own (`fairhead mitigate klaad --help`)
+**For language models**, each with its own options (`fairhead mitigate klaad --help`)
 
 {listed("language")}
 
@@ -36,7 +36,7 @@ EPILOG = f"""
 
 {listed("classifier", uses_groups=False)}
 
-**References** that train with the groups, for comparison; they need `--reference-group`
+**References** that train with groups, for comparison; they need `--reference-group`
 
 {listed("classifier", uses_groups=True)}
 
@@ -51,25 +51,25 @@ EPILOG = f"""
 
     fairhead mitigate group_dro --reference-group white --data utkface:UTKFace.zip --model vit-8x8 --out reference
 
-**Several GPUs**: `accelerate launch --num_processes 4 -m fairhead mitigate ...`, a process a GPU, each with its part of
-every batch.
+**Several GPUs**: `accelerate launch --num_processes 4 -m fairhead mitigate ...` runs one process per GPU and splits
+every batch over them.
 
-**What is written**: `model/` (safetensors; `fairhead.load("model")` gives it back), `records.csv`, `audit.json`,
-`report.html` with its JSON twin, and `run.json` (settings, history, time, memory, energy).
+**Output files**: `model/` (safetensors; load it with `fairhead.load("model")`), `records.csv`, `audit.json`,
+`report.html`, the same as `report.json`, and `run.json` (settings, history, time, memory, energy).
 """
 _LANGUAGE_EPILOG = """
-**What is trained on**: triplets (a stereotype, its opposite, a sentence unrelated to either) of StereoSet or of your
-own. Of pairs, the third sentence is the less stereotypical one of another pair. A tenth of the target terms (of pairs:
-of the pairs, those with the same words about different groups together) is held out; which ones is written beside the
-weights, so that nobody scores the model on the others (`--held-out-of`; `fairhead lm compare` leaves them out itself).
+**Training data**: triplets (a stereotype, an anti-stereotype and an unrelated sentence) of StereoSet or your own. With
+pairs, the third sentence is the less stereotypical sentence of another pair. A tenth of the target terms is held out
+(with pairs, a tenth of the pairs; pairs with the same words about different groups stay together). The model folder
+lists the training terms, so that `fairhead lm` leaves them out when it scores the model.
 
-**What is written**: an ordinary Hugging Face folder (safetensors) that `fairhead lm ... --model DIR` takes, and
-`fairhead-training.json` (settings, split, the losses of every step). A run that was stopped goes on where it was.
+**Output files**: an ordinary Hugging Face folder (safetensors) that `fairhead lm ... --model DIR` accepts, and
+`fairhead-training.json` (settings, split, the losses of every step). An interrupted run continues where it stopped.
 
-**Memory**: an 8B model (Llama 3.1), pieces of 2,048 tokens, takes 20 GB with `--lora 16 --precision bf16
---gradient-checkpointing`, and 166 GB where all weights are trained
-(`fairhead.language.row_layout.training_memory` works it out); `--accumulate` reads a batch in pieces, and `accelerate
-launch --num_processes 4 -m fairhead mitigate ...` gives each of four GPUs its own.
+**Memory**: an 8B model (Llama 3.1) with 2,048 tokens per step takes 20 GB with `--lora 16 --precision bf16
+--gradient-checkpointing`, and 166 GB if all weights are trained (estimated by
+`fairhead.language.row_layout.training_memory`). `--accumulate` splits a batch, and `accelerate launch --num_processes 4
+-m fairhead mitigate ...` divides it among four GPUs.
 
 **Examples**
 
@@ -88,8 +88,8 @@ launch --num_processes 4 -m fairhead mitigate ...` gives each of four GPUs its o
 
     fairhead mitigate self_debias --model SmolLM2-135M --bias-type gender --bias-type race --out self
 
-Compare with a model trained on cross-entropy alone (`balance_control`; of KLAAD `--kl-weight 0 --triplet-weight 0`):
-what is left is the effect of the method, and not that of fine-tuning on the same sentences.
+Compare with a model trained with cross-entropy alone (`balance_control`; for KLAAD, `--kl-weight 0 --triplet-weight 0`)
+to separate the effect of the method from that of fine-tuning on the same sentences.
 """
 
 
@@ -99,8 +99,8 @@ class Asked:
 
     Attributes:
         data: as reader:path: utkface:UTKFace.zip, images:labels.csv, texts:posts.csv.
-        model: a fresh one (vit-8x8: layers × heads), a folder, or a name on the hub that is cached.
-        option: of the method: upweight=20, values=4, ...
+        model: a new model (vit-8x8: layers × heads), a folder, or a hub name in the local cache.
+        option: a setting of the method: upweight=20, values=4, ...
         out: folder for model, records, audit and report.
     """
 
@@ -123,7 +123,7 @@ def mitigate_command(
     how: RunSettings,
     plan: TrainingPlan = _PLAN,
 ) -> None:
-    """Train a model with a method that reduces gaps, without groups; then audit it."""
+    """Train a model with a method that reduces gaps without using groups, then audit it."""
     need()
     columns = replace(columns, group=how.groups_to_read(asked.data, columns.group))
     reader_options = columns.options(asked.data)
@@ -149,12 +149,12 @@ class Changed:
     """Which language model is changed, and where to.
 
     Attributes:
-        model: folder of a causal language model, or a name on the hub that is cached.
+        model: folder of a causal language model, or a hub name in the local cache.
         out: folder for the new model.
-        device: where to compute: cpu, cuda, cuda:1, ...; auto takes a GPU where there is one.
-        keep_adapter: with --lora: also save its matrices, in DIR/adapter.
-        grid: run the methods of a grid, a folder each: a YAML file or one that ships.
-        preset: weights and margin of a family; by default those of the model's own.
+        device: device: cpu, cuda, cuda:1, ...; auto uses a GPU if there is one.
+        keep_adapter: with --lora, also save the adapter in DIR/adapter.
+        grid: run the methods of a grid, one folder each: a YAML file or the name of a built-in grid.
+        preset: weights and margin for a model family; by default the family of the model.
     """
 
     model: Annotated[str, Option(metavar="PATH", panel="Data")]
@@ -279,7 +279,7 @@ class _Methods(TyperGroup):
 mitigate_app = typer.Typer(
     name="mitigate",
     cls=_Methods,
-    help="Train a model with a method that reduces gaps, without groups; then audit it.",
+    help="Train a model with a method that reduces gaps without using groups, then audit it.",
     rich_markup_mode="markdown",
 )
 mitigate_app.command(_SHARED, epilog=EPILOG)(mitigate_command)

@@ -17,22 +17,22 @@ from fairhead.store import locked, write_text
 DISCOVER_EPILOG = """
 **Examples**
 
-Which groups are there in pictures, or in posts, as an encoder sees them?
+Which groups does an encoder find in pictures or posts?
 
     fairhead discover --data images:labels.csv --label smiling --encoder dinov2-small --out found
 
     fairhead discover --data texts:posts.csv --label toxic --encoder minilm-l6 --clusters 16 --out found
 
-How well do they agree with groups that have names? (Never needed, and never used to find them.)
+How well do they agree with known groups? (Known groups are optional and never used to find clusters.)
 
     fairhead discover --data celeba:CelebA --label Attractive --group Male --encoder clip-vit-base-patch16 --out found
 
-Does a classifier treat them alike? The pair with the largest gap is chosen on one half of the rows and reported on the
-other half, so that picking the worst of many is paid for:
+Does a classifier treat them equally? The pair with the largest gap is selected on one half of the rows and reported on
+the other half, which corrects for selecting the worst of many:
 
     fairhead discover --data images:labels.csv --label smiling --encoder dinov2-small --model run/model --out found
 
-Then take the groups to the other commands:
+Use the groups in other commands:
 
     fairhead audit run/records.csv --label label --pred prediction --groups-from found/groups.csv
 
@@ -42,17 +42,17 @@ Then take the groups to the other commands:
     fairhead mitigate balance --data images:labels.csv --label smiling --groups-from found/groups.csv
       --group discovered --model path:dinov2-small --out run
 
-**How it works**: one vector a row (computed once, then kept), of unit length and standardised; k-means; the number of
-clusters whose clusters of two halves of the rows agree best (adjusted Rand index), unless `--clusters` is given.
-Neither labels nor groups have a part in it. Clusters follow what the encoder sees most, which may be a group of
-people, a pose, or a topic: look at the page before you name them.
+**How it works**: the encoder turns each row into a vector (computed once, then cached), which is scaled to unit length
+and standardised. k-means clusters the vectors. Unless `--clusters` is given, the number of clusters is the one on which
+two halves of the rows agree best (adjusted Rand index). Clustering uses neither labels nor groups. Clusters follow what
+the encoder sees most, which may be a group of people, a pose, or a topic: look at the page before you name them.
 
-**What is written**: `groups.csv` (id, discovered), `report.html` with its JSON twin, and `discovered.json`.
+**Output files**: `groups.csv` (id, discovered), `report.html`, the same as `report.json`, and `discovered.json`.
 """
 PREDICT_EPILOG = """
 **Examples**
 
-New posts, which nobody has labelled:
+New posts without labels:
 
     fairhead predict --model run/model --data texts:new.csv --label none --out answers.csv
 
@@ -64,17 +64,17 @@ The test rows of labelled pictures, before and after an edit, and an audit of bo
 
     fairhead audit before.csv --compare after.csv --group sex
 
-**What is written**: id, label (where there is one), prediction, score (of the positive class; one a class where there
-are more than two) and the groups, as CSV, TSV, JSONL or Parquet, by the suffix of `--out`.
+**Output columns**: id, label (if there is one), prediction, score (of the positive class, or one per class if there are
+more than two) and the groups. The suffix of `--out` selects CSV, TSV, JSONL or Parquet.
 """
 ATTENTION_EPILOG = """
-**What is written**: one self-contained page, `report.html`, and its figures, `attention.json`.
+**Output files**: a self-contained page, `report.html`, and its figures, `attention.json`.
 
-- **Assumption 1 of DAM**: histograms of chosen dimensions of q and k, a group each, with the normal curves that the
-  theory assumes. With numbers over all dimensions: the distance from normal, the ratio of the spreads, and the gap
-  in attention logits that the theory predicts beside the one that these rows have.
-- **Attention maps**, for pictures: what the first token looks at, over the picture, with `--against` for two models
-  side by side.
+- **Assumption 1 of DAM**: histograms of selected dimensions of q and k for each group, with the normal curves that the
+  theory assumes. Over all dimensions: the distance from a normal distribution, the ratio of the standard deviations,
+  and the gap in attention logits, as predicted by the theory and as measured.
+- **Attention maps**, for pictures: what the first token attends to, drawn over the picture; with `--against`, for two
+  models side by side.
 
 **Examples**
 
@@ -82,25 +82,25 @@ ATTENTION_EPILOG = """
 
     fairhead attention --model minilm-l6 --data hatexplain:hatexplain --group Women --layer 3 --dimension q:0:5
 
-Models are folders: ordinary Hugging Face ones, and those that `fairhead mitigate` writes.
+Models are ordinary Hugging Face folders, or folders written by `fairhead mitigate`.
 """
 PUSH_EPILOG = """
-The token is the one of `hf auth login`, or that of the environment variable `HF_TOKEN`.
+The token comes from `hf auth login` or from the environment variable `HF_TOKEN`.
 
 **Example**
 
     fairhead push run/model my-name/fairer-faces --private
 """
 COMPARE_EPILOG = """
-Every figure is paired: the models answered the same items, and whole clusters of items (templates, terms, occupations,
-pages) are drawn together. *better* and *worse* are about the distance to an even model, need an interval that leaves
-out 0, and p < 0.05 after Holm's correction over all figures of all runs; otherwise a difference is *not significant*,
-and the smallest difference that the figure alone would have shown is given (none where there are too few clusters).
-StereoSet is scored on terms that none of the models was trained on.
+Every comparison is paired: the models answered the same items. The bootstrap resamples whole clusters of items
+(templates, terms, occupations, pages). *better* and *worse* refer to the distance from an even model. They require an
+interval that excludes 0 and p < 0.05 after Holm's correction over all figures of all runs. Otherwise a difference is
+*not significant*, and the smallest difference that the figure alone could have detected is given (unless there are too
+few clusters). StereoSet is scored on terms that none of the models was trained on.
 
 Runs of lm-evaluation-harness (`--log_samples`: the folder, or one `samples_*.jsonl`) and of inspect_ai (JSON logs) are
-compared in the same way, task by task, joined on their documents. Samples are independent of each other unless
-`--cluster` names the field that those of one template or person share.
+compared in the same way, task by task, joined on their documents. Samples count as independent, unless `--cluster`
+names a field that the samples of one template or person share.
 
 **Examples**
 
@@ -117,13 +117,13 @@ compared in the same way, task by task, joined on their documents. Samples are i
 def demo_command(
     context: typer.Context,
     out: Annotated[Path, typer.Option(help="Folder for report, records and models.")] = Path("fairhead-demo"),
-    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of the data, the training and the resampling.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of data, training and bootstrap.")] = 0,
 ) -> None:
-    """Find the shade of digits without being told, reduce its gap, locate its heads, and prove it on test digits.
+    """Run the whole workflow on digits: discover groups, reduce a gap, locate its heads, audit on test rows.
 
-    Writes report.html and report.json, the records behind every figure, and the models, in about a minute.
+    Takes about a minute. Writes report.html and report.json, the records behind every figure, and the models.
 
-    The same seed gives the same numbers.
+    The same seed gives the same figures.
     """
     need("demo")
     from fairhead.demo import DemoPlan, run_demo
@@ -142,13 +142,13 @@ class Discovering:
 
     Attributes:
         data: as reader:path: celeba:CelebA, images:labels.csv, texts:posts.csv.
-        encoder: a folder or a name on the hub that is cached; or features:FILE.npz, which are ready.
+        encoder: a folder or a hub name in the local cache; or features:FILE.npz with precomputed features.
         model: a classifier to audit by cluster (a folder or a name), or its records (a table with ids).
-        part: the rows that the model is audited on: test, val, ..., or all.
-        clusters: how many; by default the most stable number.
-        words: .npz with texts and vectors in the space of the features, such as CLIP's text side.
-        max_length: tokens that texts are cut to.
-        device: where to compute: cpu, cuda, cuda:1, ...; auto takes a GPU where there is one.
+        part: rows to audit the model on: test, val, ..., or all.
+        clusters: number of clusters; by default the most stable one.
+        words: .npz with texts and their vectors in the feature space, such as those of CLIP's text encoder.
+        max_length: truncate texts to this many tokens.
+        device: device: cpu, cuda, cuda:1, ...; auto uses a GPU if there is one.
         cache: folder for decoded pictures and features.
         seed: same seed, same clusters.
         out: folder for groups.csv, report.html and discovered.json.
@@ -170,7 +170,7 @@ class Discovering:
 
 @options("discover")
 def discover_command(context: typer.Context, asked: Discovering, columns: DataColumns) -> None:
-    """Groups that nobody named: clusters of an encoder's features, what they look like, how a model treats them."""
+    """Find groups without labels: clusters of an encoder's features, their typical rows, and a model's gaps."""
     need()
     reader_options = columns.options(asked.data)
     from fairhead.verbs import discover
@@ -190,12 +190,12 @@ class Predicting:
     """What is answered by what.
 
     Attributes:
-        model: a classifier of pictures or texts: a folder, or a name on the hub that is cached.
+        model: a classifier of pictures or texts: a folder, or a hub name in the local cache.
         data: as reader:path: images:new.csv, texts:posts.csv, celeba:CelebA.
-        part: the rows to answer: test, val, ..., or all; by default test, and all where there is neither a column of
-            parts nor a list of the model's training rows.
-        batch_size: rows at a time.
-        device: where to compute: cpu, cuda, cuda:1, ...; auto takes a GPU where there is one.
+        part: rows to predict: test, val, ..., or all. The default is test, or all if there is neither a split column
+            nor a list of the model's training rows.
+        batch_size: rows per batch.
+        device: device: cpu, cuda, cuda:1, ...; auto uses a GPU if there is one.
         out: the table to write.
     """
 
@@ -210,7 +210,7 @@ class Predicting:
 
 @options("predict")
 def predict_command(asked: Predicting, columns: DataColumns) -> None:
-    """What a classifier of pictures or texts answers, for rows with labels (to be audited) or without."""
+    """Predict with a classifier of pictures or texts, for rows with labels (for an audit) or without."""
     need()
     check_output(asked.out, asked.data.partition(":")[2])
     reader_options = columns.options(asked.data)
@@ -228,9 +228,9 @@ class Looking:
     """What is looked at, and where to.
 
     Attributes:
-        model: folder of the model, or a name on the hub that is cached.
+        model: folder of the model, or a hub name in the local cache.
         data: as reader:path, such as utkface:UTKFace.zip or images:labels.csv.
-        against: folder of another model, shown beside it.
+        against: folder of another model to show side by side.
         out: folder for report.html and attention.json.
     """
 
@@ -242,11 +242,11 @@ class Looking:
 
 @options("attention")
 def attention_command(context: typer.Context, asked: Looking, columns: DataColumns, plan: AttentionPlan) -> None:
-    """Look at q and k by group, and at what the first token attends to."""
+    """Show q and k by group, and what the first token attends to."""
     need()
     model, against, out, data = asked.model, asked.against, asked.out, asked.data
     if out.suffix.lower() == ".html":
-        raise InputError(f"--out is {str(out)!r}; a folder is expected, in which report.html is written")
+        raise InputError(f"--out is {str(out)!r}; expected a folder, into which report.html is written")
     if against is not None and against.resolve() == model.resolve():
         raise InputError(f"--against is {str(against)!r}, the model itself: give another one, or leave it out")
     _ = plan.dimensions  # a mistake there should not wait for the work
@@ -273,8 +273,8 @@ def _name(folder: Path, model: Path, against: Path | None) -> str:
 
 def push_command(
     model: Annotated[Path, typer.Argument(metavar="FOLDER", help="A model that fairhead saved.")],
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the model on the hub: you/model.")],
-    private: Annotated[bool, typer.Option("--private", help="Only you, and whom you let, can see it.")] = False,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the model on the hub: you/model.")],
+    private: Annotated[bool, typer.Option("--private", help="Make the model private.")] = False,
 ) -> None:
     """Upload a saved model with its card to the Hugging Face hub."""
     need()
@@ -288,7 +288,7 @@ class Comparing(Statistics):
     """How intervals and p-values are made.
 
     Attributes:
-        n_perm: random swaps of each p-value, at most.
+        n_perm: maximum number of random permutations for each p-value.
     """
 
     n_perm: Annotated[Replicates, Option(metavar="N")] = 100_000
@@ -299,7 +299,7 @@ class Logs:
     """How samples of another harness belong together.
 
     Attributes:
-        cluster: field of a document (of inspect_ai: of the metadata) whose equal values are drawn together.
+        cluster: field of a document (inspect_ai: of the metadata); the bootstrap resamples equal values together.
         category: field whose values are also compared one by one.
     """
 
@@ -313,10 +313,10 @@ class Pages:
     """What is written.
 
     Attributes:
-        names: what to call the runs, with commas between.
+        names: names of the runs, separated by commas.
         html: write a report, and its JSON beside it.
         json: write JSON; - prints only JSON.
-        markdown: write Markdown. In a file that is there, only what stands between the two lines
+        markdown: write Markdown. In an existing file, only the text between the lines
             `<!-- figures: begin -->` and `<!-- figures: end -->` is replaced.
     """
 
@@ -341,12 +341,12 @@ def compare_command(
     logs: Logs,
     pages: Pages,
 ) -> None:
-    """What did a change of a model do: stereotypes, spill-over, language, attention? Needs no torch."""
+    """Compare a model before and after a change: stereotypes, spill-over, language, attention. Needs no torch."""
     html, json_path, markdown = pages.html, pages.json, pages.markdown
     for path in (html, json_path, None if markdown is None else str(markdown)):
         check_output(path)
     if html is not None and not html.lower().endswith(".html"):
-        raise InputError(f"--html is {html}; a path that ends in .html is expected")
+        raise InputError(f"--html is {html}; expected a path that ends in .html")
     if html is not None and json_path is not None and Path(html).with_suffix(".json") == Path(json_path):
         raise InputError(f"--html writes the report's own JSON to {json_path}; choose another name for --json")
     around = ("", "") if markdown is None else _page_around(markdown)
@@ -380,5 +380,5 @@ def _page_around(path: Path) -> tuple[str, str]:
         raise InputError(f"{path} cannot be read: {error}") from None
     begin, end = FIGURES
     if page.count(begin) != 1 or page.count(end) != 1 or page.index(begin) > page.index(end):
-        raise InputError(f"{path} has no place for figures; one line {begin} and one {end} are expected")
+        raise InputError(f"{path} has no place for figures; expected one line {begin} and one {end}")
     return page.partition(begin)[0], page.partition(end)[2]

@@ -42,8 +42,8 @@ class Source:
             apart; prs splits both equally over the heads, as the published decomposition of CLIP does.
         evidence: class whose evidence is looked at; by default that of the largest gap.
         tokens: where forward passes edit heads: at all tokens, as a saved model does, or at the first alone.
-        batch_size: rows at a time.
-        device: where to compute: cpu, cuda, cuda:1, ...; auto takes a GPU where there is one.
+        batch_size: rows per batch.
+        device: device: cpu, cuda, cuda:1, ...; auto uses a GPU if there is one.
         start: of pairs: the token that texts start with: bos, eos, none or a token; default is BOS, or end of text if
             there is none.
         tf32: on a GPU, forward passes in TF32, several times as fast.
@@ -167,10 +167,10 @@ class AttentionPlan:
         token: whose q and k; 0 is the first.
         dimension: of q or k to draw: q:HEAD:NUMBER; the oddest by default. Give it several times for several.
         pictures: pictures with maps, as many of each group.
-        picture: id of a picture to show instead; give it several times for several.
-        max_length: tokens that texts are cut and padded to.
+        picture: id of a picture to show instead; repeat it for several.
+        max_length: length in tokens to which texts are truncated and padded.
         seed: of the rows drawn.
-        device: where to compute: cpu, cuda, cuda:1, ...; auto takes a GPU where there is one.
+        device: device: cpu, cuda, cuda:1, ...; auto uses a GPU if there is one.
     """
 
     groups: Annotated[str | None, Option(metavar="A,B")] = None

@@ -120,7 +120,7 @@ def _on_disk(path: str | os.PathLike[str]) -> Iterator[tuple[Path, str]]:
         yield Path(path), str(path)
         return
     if sys.stdin is None:
-        raise InputError("standard input is closed: give a file in place of -")
+        raise InputError("standard input is closed: give a file instead of -")
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "stdin.csv")
         with file.open("wb") as handle:

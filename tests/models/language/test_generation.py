@@ -203,8 +203,8 @@ def test_mistakes_about_a_classifier_are_said_before_the_model_is_loaded(argumen
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "a model is expected (--model PATH), or stored generations"),
-        (["--model", "m", "--score-only", "f"], "give neither --model nor --generate-only"),
+        ([], "expected a model (--model PATH) or stored generations"),
+        (["--model", "m", "--score-only", "f"], "leave out --model and --generate-only"),
         (["--model", "m", "--generate-only"], "--generate-only needs a folder"),
         (["--model", "m", "--top-p", "2"], "--top-p is 2.0; expected a number above 0, up to 1"),
         (["--model", "m", "--domain", "proffession"], "proffession"),

@@ -215,7 +215,7 @@ def test_two_models_side_by_side_from_the_command_line(faces, models, tmp_path):
         (["--dimension", "v:0:1"], "expected q or k"),
         (["--picture", "nobody"], "there is no row 'nobody'"),
         (["--part", "tst"], "tst"),
-        (["--out", "maps.html"], "a folder is expected"),
+        (["--out", "maps.html"], "expected a folder"),
         (["--limit", "-3"], "--limit is -3; expected a whole number of at least 1"),
         (["--pictures", "-1"], "--pictures is -1; expected a whole number of at least 0"),
     ],

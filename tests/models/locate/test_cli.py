@@ -219,7 +219,7 @@ def test_age_leaves_out_those_between_its_poles(clip, faces, capsys) -> None:
         (["locate", "--text-adapter", "x.npz"], "are given together"),
         (["locate", "--prompts", "missing.yaml"], "missing.yaml cannot be read"),
         (["locate", "--texts", "missing.npz"], "missing.npz cannot be read: No such file"),
-        (["ablate"], "one of them"),
+        (["ablate"], "either --heads L11H1,L10H5 or --from"),
         (["ablate", "--heads", "11.4"], "write them as L11H4"),
         (["locate", "--task", "gender"], "concept and task are both 'gender'"),
         (["locate", "--device", "cuda:99"], "the device is cuda:99, and PyTorch sees no GPU"),

@@ -268,6 +268,6 @@ def test_ids_are_no_groups_and_numbers_should_be_binned(tmp_path, capsys):
         main([*named, "--group", "who"])
     assert "'who' has 300 groups in 300 rows, as ids have" in capsys.readouterr().err
     main([*named, "--group", "age"])
-    assert "groups that are numbers: make fewer by --bins age=25,45" in " ".join(capsys.readouterr().out.split())
+    assert "numeric groups: combine them with --bins age=25,45" in " ".join(capsys.readouterr().out.split())
     main([*named, "--group", "age", "--bins", "age=30,50"])
     assert "--bins" not in capsys.readouterr().out

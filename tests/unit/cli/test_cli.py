@@ -358,7 +358,7 @@ BAD_TABLES = {
     "html in no folder": (changed(), [*ARGUMENTS, "--html", "nowhere/a.html"], "no folder nowhere"),
     "html suffix": (changed(), [*ARGUMENTS, "--html", "a.txt"], "ends in .html"),
     "json and html collide": (changed(), [*ARGUMENTS, "--html", "a.html", "--json", "a.json"], "another name"),
-    "two comparisons": (changed(), [*ARGUMENTS, "--compare", "x.csv", "--compare-pred", "new"], "exclude each other"),
+    "two comparisons": (changed(), [*ARGUMENTS, "--compare", "x.csv", "--compare-pred", "new"], "cannot be combined"),
     "comparison not there": (changed(), [*ARGUMENTS, "--compare", "x.csv"], "x.csv: there is no such file"),
 }
 
@@ -423,7 +423,7 @@ def test_a_file_that_is_read_is_not_written_over(preds, capsys, option):
         option,
         {"--json": "../" + preds.parent.name + "/preds.csv", "--html": "preds.html"}[option],
     ]
-    assert "is the file that is read; give another name to write to" in refused(capsys, "audit", *arguments)
+    assert "is an input file; give another name to write to" in refused(capsys, "audit", *arguments)
     assert preds.read_bytes() == before
 
 
@@ -431,8 +431,8 @@ def test_a_file_that_is_read_is_not_written_over(preds, capsys, option):
     ("arguments", "message"),
     [
         (["--bins", "age=30", "--bins", "age=40"], "--bins names age twice"),
-        (["--bins", "age=nan"], "a column and the edges of its groups are expected"),
-        (["--bins", "age=30,inf"], "a column and the edges of its groups are expected"),
+        (["--bins", "age=nan"], "expected a column and the edges of its groups"),
+        (["--bins", "age=30,inf"], "expected a column and the edges of its groups"),
         (["--ll144", "form.html", "--eu-ai-act", "form.html"], "form.html would be written twice"),
         (["--html", "form.html", "--eu-ai-act", "./form.html"], "form.html would be written twice"),
     ],
@@ -478,7 +478,7 @@ def test_a_column_may_be_asked_for_twice(preds, capsys):
 @pytest.mark.parametrize("option", ["--json", "--html"])
 def test_what_is_read_is_not_written_over(preds, capsys, option):
     before = preds.read_bytes()
-    assert "is the file that is read" in refused(capsys, "audit", preds, *ARGUMENTS, option, preds)
+    assert "is an input file" in refused(capsys, "audit", preds, *ARGUMENTS, option, preds)
     assert preds.read_bytes() == before
 
 

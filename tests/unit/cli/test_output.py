@@ -51,9 +51,9 @@ def test_json_is_json_in_every_encoding(answers, encoding):
 @pytest.mark.parametrize(
     ("closed", "words", "code", "told"),
     [
-        ("<&-", "audit -", 2, "standard input is closed: give a file in place of -"),
+        ("<&-", "audit -", 2, "standard input is closed: give a file instead of -"),
         ("<&-", "audit {answers}", 0, ""),
-        (">&-", "audit {answers} --json -", 2, "standard output is closed: give a file in place of -"),
+        (">&-", "audit {answers} --json -", 2, "standard output is closed: give a file instead of -"),
         (">&-", "audit {answers}", 0, ""),
         ("> /dev/full", "audit {answers}", 2, "No space left on device"),
     ],
