@@ -177,15 +177,15 @@ class RunSettings:
     """How one classifier is trained and tested, beside the training plan: `fairhead.mitigate` and its command.
 
     Attributes:
-        parts: the data's names of train, validation and test, with commas between.
-        limit: at most so many rows in each part.
+        parts: names of the train, validation and test parts in the data, separated by commas.
+        limit: use at most this many rows of each part.
         max_length: length in tokens to which texts are truncated and padded.
-        train: all of the model, its last encoder layer on frozen features, or a linear head alone (seconds).
-        like: a deployment sample, for match and auto: a file that the reader of the data reads.
-        model_options: of a fresh model: width, mlp, image_size, patch_size.
-        selection: what the epoch is chosen by, on validation rows; worst_group needs --reference-group, and is flagged.
-        reference_group: for the references, and for --selection worst_group: the group column they look at.
-        against: train this method too, and compare pairwise; erm is plain training.
+        train: train all of the model, its last encoder layer on frozen features, or only a linear head (seconds).
+        like: a deployment sample for match and auto: a file in the format of --data.
+        model_options: a setting of a new model: width, mlp, image_size, patch_size.
+        selection: criterion for the best epoch on validation rows; worst_group needs --reference-group and is marked.
+        reference_group: group column that references and --selection worst_group use.
+        against: also train this method and make a paired comparison; erm is plain training.
         cache: folder for decoded pictures and frozen features.
         device: device: cpu, cuda, cuda:1, ...; auto uses a GPU if there is one.
     """

@@ -124,12 +124,12 @@ class Sampling:
     """How continuations are drawn. Same settings, same continuations.
 
     Attributes:
-        max_new_tokens: at most so many tokens per continuation.
-        temperature: logits are divided by it; 0 takes the likeliest token each time.
-        top_k: only the k likeliest tokens; 0 sets no bound.
-        top_p: only the likeliest tokens whose probabilities add up to p.
-        seed: each prompt has a source of chance of its own, made of this and its id.
-        batch_size: prompts read together. It is a setting: another one may round another way.
+        max_new_tokens: maximum number of tokens per continuation.
+        temperature: divides the logits; 0 always takes the most likely token.
+        top_k: sample from the k most likely tokens; 0 for all.
+        top_p: sample from the most likely tokens whose probabilities add up to p.
+        seed: seed; each prompt has its own random generator, seeded with this and its id.
+        batch_size: prompts per batch; another size may give other results by rounding.
     """
 
     panel: ClassVar[str] = "How continuations are drawn"

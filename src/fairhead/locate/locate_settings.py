@@ -24,32 +24,31 @@ class Source:
             sentences (crows, stereoset, pairs, triplets).
         model: folder of an image model, a text classifier or a causal language model, or a name on the hub that is
             cached.
-        concept: of pairs: only this type of bias, by default all. Of pictures and texts it is what --group says: a
-            column, gender or age of published faces, an attribute of --prompts, a community that posts are about.
-        task: the column of the classes; the same as --label.
-        against: another model of the same shape, such as a mitigated one; its head map is shown beside, with a test for
-            each head.
-        limit: only so many rows (drawn evenly over groups) or pairs.
+        concept: for pairs, use only this type of bias (default: all). For pictures and texts, the same as --group: a
+            column, gender or age of published faces, an attribute in --prompts, or a community that posts are about.
+        task: column of the classes; the same as --label.
+        against: another model of the same shape, such as a mitigated one; shows both head maps and a test for each
+            head.
+        limit: use only this many rows (drawn evenly over groups) or pairs.
         prompts: YAML file of prompts.
-        text_adapter: linear stand-in for a text tower (.npz with B, x_mean), where the model has none.
-        text_encoder: folder of the encoder that the adapter belongs to.
+        text_adapter: linear replacement for a text encoder (.npz with B, x_mean), for models without one.
+        text_encoder: folder of the encoder that belongs to the adapter.
         texts: texts for TextSpan (.npz with texts, vectors).
-        concept_from: where the direction of the groups comes from; auto takes prompts where there is a text side, else
-            leace.
-        orthogonal: take the class directions out of the concept.
-        calibrate: predict each zero-shot class as often as it occurs in the choosing half.
-        terms: how biases and the centring of the last layer norm are attributed: own centres each head and keeps biases
-            apart; prs splits both equally over the heads, as the published decomposition of CLIP does.
-        evidence: class whose evidence is looked at; by default that of the largest gap.
-        tokens: where forward passes edit heads: at all tokens, as a saved model does, or at the first alone.
+        concept_from: source of the group direction; auto uses prompts if there is a text encoder, otherwise leace.
+        orthogonal: remove the class directions from the concept.
+        calibrate: predict each zero-shot class as often as it occurs in the selecting half.
+        terms: how to attribute biases and the centring of the final layer norm: own centres each head and keeps biases
+            separate; prs distributes both equally over the heads, as the published decomposition of CLIP does.
+        evidence: class whose evidence to analyse; the default is the class with the largest gap.
+        tokens: tokens at which forward passes edit heads: all, as in a saved model, or only the first.
         batch_size: rows per batch.
         device: device: cpu, cuda, cuda:1, ...; auto uses a GPU if there is one.
-        start: of pairs: the token that texts start with: bos, eos, none or a token; default is BOS, or end of text if
-            there is none.
-        tf32: on a GPU, forward passes in TF32, several times as fast.
-        seed: of the draw and of the halves.
-        options: of the reader of the data.
-        beside: the tokenizer or image processor of a live model that was not loaded from a folder.
+        start: for pairs, the token that texts start with: bos, eos, none or a token; the default is BOS, or EOS if
+            there is no BOS.
+        tf32: run forward passes in TF32 on a GPU, which is several times as fast.
+        seed: seed of the sample and of the halves.
+        options: options of the data reader.
+        beside: tokenizer or image processor of a model object that was not loaded from a folder.
     """
 
     model: Annotated[Any, Option(metavar="PATH", panel=_MODEL)]
@@ -101,26 +100,25 @@ class LocatePlan:
     """How heads are chosen and tested.
 
     Attributes:
-        count: heads to choose at most.
-        per_layer: of one layer at most; None for a quarter of its heads, so that enough are left as controls.
-        rank: what heads are ranked by: effect is what the gap loses when the head alone is edited in a true forward
-            pass; gap is the direct part in the gap, which misses what later layers make of a head. Between groups also
-            concept (how well a head separates the groups along the concept), bias (that, times its coupling with
-            the class evidence) and ranksum (the ranks of both and of the share that texts of the attribute have in what
-            it writes; with --texts). By default effect; of pairs of texts without a GPU, gap.
-        exact: heads whose effect is run; all others are estimated from gradients (attribution patching), and cannot be
-            chosen. By default all on a GPU, 16 elsewhere.
-        alpha: chance of a false choice: the false discovery rate between groups, of any of all heads in pairs.
-        kinds: edits of the chosen heads; None for all that the question knows. The first is that of single heads and
-            curves.
-        forward: also edit the chosen heads in true forward passes.
-        target: also find the cheapest edit that brings the gap down to this share of it, such as 0.5, over kinds,
-            strengths and numbers of the chosen heads.
-        target_metric: the gap that --target is about.
-        draws: control sets of heads, or all if fewer.
-        m: texts a head, in TextSpan.
-        permutations: relabellings behind the p-value of a head's texts.
-        extremes: rows named at either end of a head.
+        count: maximum number of heads to select.
+        per_layer: maximum per layer; None is a quarter of its heads, which leaves enough as controls.
+        rank: how to rank heads. effect: how much the gap shrinks when this head alone is edited in a full forward pass.
+            gap: the head's direct contribution, which misses effects through later layers. Between groups also concept
+            (how well a head separates the groups along the concept), bias (that times its coupling with the class
+            evidence) and ranksum (the ranks of both and of the share of the attribute's texts in the head's output;
+            needs --texts). The default is effect; for pairs of texts without a GPU, gap.
+        exact: number of heads whose effect is computed in forward passes; all others are estimated from gradients
+            (attribution patching) and cannot be selected. The default is all heads on a GPU, otherwise 16.
+        alpha: error rate of the selection: the false discovery rate between groups, the family-wise error in pairs.
+        kinds: edits of the selected heads; None for all that apply. The first is used for single heads and curves.
+        forward: also edit the selected heads in full forward passes.
+        target: also find the cheapest edit that reduces the gap to this share of it, such as 0.5, over kinds, strengths
+            and numbers of the selected heads.
+        target_metric: the gap that --target refers to.
+        draws: number of control sets of heads, or all if there are fewer.
+        m: texts per head in TextSpan.
+        permutations: permutations behind the p-value of a head's texts.
+        extremes: rows shown at either end of a head.
         n_boot: bootstrap replicates.
         level: confidence level.
         seed: same seed, same figures.
@@ -160,16 +158,17 @@ class AttentionPlan:
     """Which rows, tokens and pictures `fairhead attention` looks at.
 
     Attributes:
-        groups: two groups of the column; the two largest by default.
+        groups: two groups of the column; the default is the two largest.
         part: part of the data.
-        limit: at most so many rows, drawn at random.
+        limit: use at most this many rows, drawn at random.
         layer: attention layer; -1 is the last.
-        token: whose q and k; 0 is the first.
-        dimension: of q or k to draw: q:HEAD:NUMBER; the oddest by default. Give it several times for several.
-        pictures: pictures with maps, as many of each group.
+        token: token whose q and k to show; 0 is the first.
+        dimension: dimension of q or k to draw, as q:HEAD:NUMBER; the default is the most unusual one. Repeat it for
+            several.
+        pictures: number of pictures with attention maps, equally many for each group.
         picture: id of a picture to show instead; repeat it for several.
         max_length: length in tokens to which texts are truncated and padded.
-        seed: of the rows drawn.
+        seed: seed of the sample.
         device: device: cpu, cuda, cuda:1, ...; auto uses a GPU if there is one.
     """
 

@@ -52,30 +52,30 @@ class Encoded(NamedTuple):
 
 @dataclass(frozen=True)
 class Reduce:
-    """Train the candidates, and keep the one whose accuracy differs least between clusters that nobody named.
+    """Train the candidates and keep the one with the most even accuracy across clusters of features.
 
     A candidate replaces plain training only if its gain in spread and cost exceeds one standard error (`choosing`).
-    Where the best of them costs more than the price, it is trained once more at three quarters of its strength (its
-    weights to that power, its offsets times it), at a half, at a quarter, until one is within the price. Clusters that
-    are hardly stable, or that are no groups within the classes, are not balanced on.
+    If the best candidate costs more than the price, it is trained again at 75, 50 and 25 % of its strength (its weights
+    to that power, its offsets times it) until one is within the price. Clusters that are unstable, or that are not
+    groups within the classes, are not used for balancing.
 
     Attributes:
         candidates: "plain" training; "balance": rows weighted by P(y)P(c)/P(y, c); "logits": CE(f + log p(y|c)/p(y)), f
             alone at test; "dro": GroupDRO over (y, c); "match": rows weighted towards the deployment sample, within
             each class; "both": balance under the weights of match. A single one is trained without a choice.
-        price: what the chosen one may cost in accuracy, in points, against the first candidate.
-        clusters: how many; None for the number that is most stable over halves of the rows.
-        encoder: whose features are clustered and matched: the name of a pretrained model, or a function that gives
-            [n, D] for examples. None takes the features that a linear head is trained on; of a pretrained network,
-            those before training; of one with fresh weights, what goes into the last layer of the plainly trained one.
-        epoch: how balanced and matched networks keep an epoch: by "price", the rule that candidates are chosen by
-            (without plain training to count the price from, by the cell); by the worst (class, cluster) "cell" of the
-            validation rows; by "accuracy"; or the "average" of the last third of them.
-        cap: the largest weight of a row, in means.
-        without_label: take out of the features, before they are clustered, what tells the classes apart in the sample
-            from deployment. Only for a sample in which the label does not go along with the groups: done where
-            the sample is shown to differ from the training rows, else left alone.
-        under: the method that the weights are used under, such as "dam".
+        price: accuracy that the selected candidate may cost against the first candidate, in points.
+        clusters: number of clusters; None for the one that is most stable over halves of the rows.
+        encoder: model whose features are clustered and matched: the name of a pretrained model, or a function that
+            returns [n, D] for examples. None uses the features of a linear head; for a pretrained network, its features
+            before training; for a new network, the input of the last layer after plain training.
+        epoch: how balanced and matched networks select an epoch: by "price", the rule that selects candidates (by the
+            cell, if there is no plain training to count the price from); by the worst (class, cluster) "cell" of the
+            validation rows; by "accuracy"; or the "average" of the last third of the epochs.
+        cap: largest weight of a row, as a multiple of the mean weight.
+        without_label: before clustering, remove from the features what separates the classes in the deployment sample.
+            Use it only if label and groups are independent in that sample. It applies only if the sample differs
+            significantly from the training rows.
+        under: method that uses the weights, such as "dam".
     """
 
     candidates: tuple[Candidate, ...] = ("plain", "balance", "match", "both")

@@ -124,19 +124,19 @@ class BalancePairs(_WithNeutralText):
     """The settings.
 
     Attributes:
-        neutral: text whose distribution is kept: a text file, BOLD's folder, or texts such as multinli:PATH. Give texts
-            as long as those that the model is used on: what happens to longer ones is not seen. With pairs, give one:
-            without it, sentences of other pairs are kept as they are.
-        mean_over: what the mean that is taken off every pair is over: its batch; its category, or all pairs, of its
-            source of data; "each" pulls every pair to 0 by itself.
-        strength: how many times that mean is taken off ("each" takes no more than once). Terms that are not trained on
-            follow only part of the way: above 1, trained terms pass even so that others come nearer to it. Of 1, 2 and
-            3, watched terms came nearest to even with 3 (SmolLM2, six runs).
-        level_weight: of the second part; the first has weight 1.
-        keep_weight: of the third part.
-        width: where the Huber loss turns from a square into a line, in nats.
-        kl_weight: of KLAAD's divergence of attention maps, in the last layer.
-        triplet_weight: of KLAAD's triplet loss, with its margin for Llama.
+        neutral: text whose next-token distribution is preserved: a text file, BOLD's folder, or texts such as
+            multinli:PATH. Use texts as long as those you will use the model on, because effects on longer texts go
+            unnoticed. Recommended for pairs: without it, sentences of other pairs are preserved instead.
+        mean_over: mean to subtract from every pair: over its "batch", over its "category" or "all" pairs of its data
+            source; "each" pulls every pair to 0 separately.
+        strength: how many times to subtract that mean ("each": once). Terms that are not trained on follow only
+            partly: with a strength above 1, trained terms overshoot so that others come closer to even. Of 1, 2 and 3,
+            3 brought watched terms closest to even (SmolLM2, six runs).
+        level_weight: weight of the second part of the loss; the first has weight 1.
+        keep_weight: weight of the third part of the loss.
+        width: where the Huber loss changes from quadratic to linear, in nats.
+        kl_weight: weight of KLAAD's divergence of attention maps, in the last layer.
+        triplet_weight: weight of KLAAD's triplet loss, with its margin for Llama.
     """
 
     mean_over: Literal["batch", "category", "all", "each"] = "all"
@@ -264,9 +264,9 @@ class BalancePairs(_WithNeutralText):
 
 @dataclass(frozen=True)
 class BalanceControl(_WithNeutralText):
-    """Cross-entropy alone on the pairs and neutral texts that `BalancePairs` reads, in the same batches, to the end.
+    """Cross-entropy alone on the pairs and neutral texts of `BalancePairs`, in the same batches, without checks.
 
-    Nothing is trained on the unrelated sentences, which are nonsense.
+    It does not train on the unrelated sentences, which are nonsense.
 
     Attributes:
         neutral: as in `BalancePairs`.

@@ -44,33 +44,33 @@ from fairhead.train.loop import gathered, is_spread, summed
 
 @dataclass(frozen=True)
 class DAM(AttachedMethod):
-    """What DAM does and where; the defaults are the paper's, with its defects mended.
+    """Settings of DAM. The defaults are the paper's, with its defects corrected.
 
     Attributes:
         layer: the attention layer, counted from 0 or from -1 backwards.
-        append: put a new encoder layer after the model's own and work there; see `EncoderLayer`.
-        norm: of that new layer, "before" attention and feed-forward part or "after" them.
-        freeze: train that encoder layer (or the one that `layer` is in) and the task head only (section 3.4).
+        append: append a new encoder layer to the model and apply DAM there; see `EncoderLayer`.
+        norm: layer norms of that new layer "before" attention and feed-forward part, or "after" them.
+        freeze: train only that encoder layer (or the one that contains `layer`) and the task head (section 3.4).
         normalise: standardise q and k.
-        divide: by the deviation; without it they are only centred.
-        absolute: take their absolute values.
+        divide: divide q and k by the standard deviation; otherwise they are only centred.
+        absolute: use the absolute values of q and k.
         stats_axes: "batch" has one mean and deviation for each head, position and dimension (the paper; every batch
             must have the same number of tokens); "batch_token" shares them between positions. Padding counts in
             neither.
         running: what is averaged over batches, "std" (the paper) or "var" (batch normalisation).
-        detach_stats: keep gradients out of the batch's statistics.
+        detach_stats: stop gradients through the batch statistics.
         momentum: share of a new batch in the running statistics.
         eps: added to variances.
-        temperature: attention logits are divided by it.
-        values: how many of the first token's most attended values are aligned (the paper's t).
-        pick: those with the highest weight on average over heads ("mean"), or those of each head ("per_head").
-        first_token: whether the first token may be one of them: "out", "in", or "shifted" (out, but the value taken
-            is that of the token before the one that was picked: a slip of the released text code).
+        temperature: divides the attention logits.
+        values: number of the first token's most attended values to align (the paper's t).
+        pick: pick the values with the highest mean weight over heads ("mean"), or those of each head ("per_head").
+        first_token: whether the first token may be picked: "out", "in", or "shifted" (out, but the value used is that
+            of the token before the picked one: a bug in the released text code).
         mask_padding: leave padding out of statistics and picks (and of attention in an appended layer).
-        alignment_weight: of the contrastive loss; 0 leaves the second part out.
-        alignment_temperature: of the contrastive loss (the paper's τ).
+        alignment_weight: weight of the contrastive loss; 0 turns it off.
+        alignment_temperature: temperature of the contrastive loss (the paper's τ).
         hidden: width of the hidden layer between the values and the contrastive loss.
-        width: width of what the contrastive loss compares.
+        width: width of the vectors that the contrastive loss compares.
 
     Example:
         >>> from fairhead.mitigate import DAM

@@ -36,14 +36,14 @@ class AttachedMethod:
 class EncoderLayer(AttachedMethod):
     """Append an encoder layer whose feed-forward part is as wide as the model (D → D → D).
 
-    The task head then reads the new layer's output. For last-encoder training freeze the rest.
+    The task head reads the output of the new layer. For last-encoder training, freeze the rest.
 
     Attributes:
-        heads: of the new layer; None takes as many as the model's last layer has.
-        activation: of the feed-forward part.
+        heads: number of heads; None uses as many as the model's last layer has.
+        activation: activation function of the feed-forward part.
         masked: leave padding out of attention. The released code does not.
-        freeze: train the new layer and the task head only.
-        norm: layer norms "before" attention and feed-forward part, or "after" what each adds to.
+        freeze: train only the new layer and the task head.
+        norm: layer norms "before" attention and feed-forward part, or "after" the residual sums.
 
     Example:
         >>> from transformers import ViTConfig, ViTForImageClassification

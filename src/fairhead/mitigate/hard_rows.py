@@ -31,10 +31,9 @@ class DRO:
     Attributes:
         form: "fixed" minimises mean(max(ℓ − η, 0)^power) with a given η (as the DAM paper does); "chi2" the exact worst
             case over a χ² ball around each batch; "cvar" the exact mean over the worst share of each batch.
-        eta: of "fixed"; the DAM paper has 0.10 on UTKFace, 0.15 on CelebA, 0.25 on text.
-        power: of "fixed"; 2 in Hashimoto et al., 1.5 in the DAM release.
-        alpha: the smallest share of rows that must be served: the radius of "chi2" follows from it, and it is the
-            share of "cvar".
+        eta: threshold of "fixed"; the DAM paper uses 0.10 on UTKFace, 0.15 on CelebA, 0.25 on text.
+        power: exponent of "fixed"; 2 in Hashimoto et al., 1.5 in the DAM release.
+        alpha: smallest share of rows to protect: it determines the radius of "chi2" and is the share of "cvar".
     """
 
     form: Literal["fixed", "chi2", "cvar"] = "fixed"
@@ -156,16 +155,16 @@ def second_head(job: Job, build: Callable[[nn.Linear], nn.Module]) -> Iterator[T
 
 @dataclass(frozen=True)
 class LfF:
-    """Learning from failure (Nam et al., 2020): what a network that clings to easy rows finds hard counts more.
+    """Learning from failure (Nam et al., 2020): rows that a biased network finds hard get more weight.
 
-    The biased network is meant to learn the easy rows alone. Where it learns nearly all by heart (few rows, many
-    epochs), their weights vanish, and the predicting network may learn the reverse of the task: mind its accuracy.
+    The biased network should learn only the easy rows. If it memorises nearly all rows (few rows, many epochs), the
+    weights vanish and the other network may learn the reverse of the task: check its accuracy.
 
     Attributes:
-        q: of the generalised cross-entropy that makes the second network cling to what it has learnt first.
-        memory: share of the past in the running loss of each row (α).
-        shared: one encoder with two heads instead of two networks, as DAM's authors ran it: another method, since what
-            the biased head learns is then in the features that the predicting head reads.
+        q: exponent of the generalised cross-entropy, which makes the biased network favour what it learns first.
+        memory: weight of the past in the running loss of each row (α).
+        shared: one encoder with two heads instead of two networks, as DAM's authors ran it. This is another method,
+            because the predicting head then uses features that the biased head has learned.
     """
 
     q: PositiveShare = 0.7
@@ -212,14 +211,14 @@ class FailureLoss:
 
 @dataclass(frozen=True)
 class ARL:
-    """Adversarially reweighted learning (Lahoti et al., 2020): the second network puts weight where the first errs.
+    """Adversarially reweighted learning (Lahoti et al., 2020): an adversary puts weight on rows where the learner errs.
 
     The adversary's score of a row is its output for the row's own class, so it sees inputs and label.
 
     Attributes:
-        pretrain: steps with equal weights before the adversary has a say.
-        adversary_loss: what the adversary raises: "plain" losses, or losses already "weighted" (the DAM release).
-        uses_label: whether the adversary knows the label; otherwise the output for class 0 is its score.
+        pretrain: steps with equal weights before the adversary starts.
+        adversary_loss: what the adversary maximises: "plain" losses, or losses already "weighted" (the DAM release).
+        uses_label: whether the adversary sees the label; otherwise its score is the output for class 0.
         adversary: the name of another model, usually a smaller one that takes the same inputs, such as "vit-6x8" (the
             DAM paper's); by default the adversary is built like the learner.
     """
@@ -289,9 +288,9 @@ class XRM:
     These give environments for training *and* validation rows; GroupDRO over them follows.
 
     Attributes:
-        twin_epochs: of the twins; None for as many as the plan has.
-        step_size: of GroupDRO over (class, environment).
-        balance: draw every (class, environment) equally often.
+        twin_epochs: epochs of the twins; None for as many as the plan has.
+        step_size: step size of GroupDRO over (class, environment).
+        balance: sample every (class, environment) equally often.
         select_by_environments: keep the epoch with the best worst (class, environment) accuracy on the validation set,
             as the paper does, instead of the run's own rule. No attribute is involved either way.
     """

@@ -59,23 +59,23 @@ _FAMILIES = {"gpt_neo": "gpt-neo", "gemma2": "gemma-2", "gpt2": "gpt-2", "qwen2"
 
 @dataclass(frozen=True)
 class KLAAD:
-    """The loss. Defaults are the paper's weights for Llama, with the readings that we recommend.
+    """Settings of KLAAD. The defaults are the paper's weights for Llama and our recommended choices.
 
     Attributes:
-        ce_weight: of the cross-entropy (λ1).
-        kl_weight: of the divergence of attention maps (λ2).
-        triplet_weight: of the triplet loss (λ3). A part with weight 0 is not computed.
-        margin: of the triplet loss.
-        layers: whose attention is compared, counted from 0 or from -1 backwards; no other layer's is built.
-        heads: compare the "mean" over heads, or "each" head and then take the mean.
-        renorm: of weights before the divergence: "none"; "softmax" (the paper by the letter); "log-renorm", to sum 1
-            again after those below 1e-9 were raised to it.
+        ce_weight: weight of the cross-entropy (λ1).
+        kl_weight: weight of the divergence of attention maps (λ2).
+        triplet_weight: weight of the triplet loss (λ3). Parts with weight 0 are not computed.
+        margin: margin of the triplet loss.
+        layers: layers whose attention is compared, counted from 0 or from -1 backwards.
+        heads: compare the "mean" over heads, or compare "each" head and then take the mean.
+        renorm: normalisation of weights before the divergence: "none"; "softmax" (as the paper states); "log-renorm",
+            which raises weights to at least 1e-9 and rescales them to sum 1.
         length_align: "span" compares unchanged tokens, matched in order, and the total weight on all others;
-            "pad_common" compares token i with token i as far as both sentences go.
-        direction: "anti_stereo", KL(anti ‖ stereo), as in the paper; "stereo_anti", the other way round; "symmetric",
-            Jensen and Shannon's.
-        detach_anti: no gradient through the anti-stereotype's attention: it is the teacher.
-        pooling: a sentence's hidden state is the "mean" over its tokens, or that of its "last" one.
+            "pad_common" compares token i with token i up to the end of the shorter sentence.
+        direction: "anti_stereo", KL(anti ‖ stereo), as in the paper; "stereo_anti", the reverse; "symmetric", the
+            Jensen-Shannon divergence.
+        detach_anti: stop the gradient through the anti-stereotype's attention, which is then the teacher.
+        pooling: hidden state of a sentence: the "mean" over its tokens, or that of its "last" token.
 
     Example:
         >>> KLAAD(kl_weight=0).margin

@@ -171,13 +171,13 @@ class NegativeLogLikelihoods:
 class CDA:
     """Counterfactual data augmentation (Zhao et al. 2018, Webster et al. 2020).
 
-    The stereotypes and anti-stereotypes of the training items are the text; each sentence with a word of the swap lists
-    is read as it is and with those words swapped, so that neither form has the other's company more often. Sentences
-    without such a word would be plain fine-tuning and are left out unless asked for.
+    The training text is the stereotypes and anti-stereotypes of the items. Each sentence with a word of the swap lists
+    is used both as it is and with those words swapped, so that both forms occur equally often in every context.
+    Sentences without such a word would be plain fine-tuning and are left out by default.
 
     Attributes:
         swaps: word lists: a folder of WinoBias or gn_glove, or a file of pairs.
-        one_sided: train on swapped sentences only, not on the originals.
+        one_sided: train only on swapped sentences, not on the originals.
         all_sentences: also train on sentences without a word to swap.
     """
 
@@ -229,7 +229,7 @@ _Unlearned = tuple[TokenTriplet, bool]  # whether the anti-stereotype is to be f
 
 @dataclass(frozen=True)
 class BiasUnlearn:
-    """BiasUnlearn (EMNLP 2025) on the triplets that KLAAD trains on: forget stereotypes, keep what the model knew.
+    """BiasUnlearn (EMNLP 2025) on the triplets that KLAAD trains on: unlearn stereotypes, preserve the rest.
 
     The loss of a triplet has three parts:
 
@@ -238,18 +238,18 @@ class BiasUnlearn:
     2. cross-entropy on the anti-stereotype;
     3. the divergence of the next-token distributions on the unrelated sentence from those of the pretrained model.
 
-    As its authors run it, the category farthest from even is trained on, a quarter of the anti-stereotypes is forgotten
-    too, stereotypes and anti-stereotypes change places while the score of watched terms is below even, and that score
-    ends the training (`LanguagePlan.checks`). The defaults are the authors'.
+    The defaults follow its authors: train on the category farthest from even, also unlearn a quarter of the
+    anti-stereotypes, swap stereotypes and anti-stereotypes while the score of watched terms is below even, and stop
+    training by that score (`LanguagePlan.checks`).
 
     Attributes:
-        forget_weight: of the negative preference optimisation.
-        retain_weight: of the cross-entropy on the anti-stereotype.
-        keep_weight: of the divergence from the pretrained model on unrelated sentences.
-        beta: how soon the pull on the stereotype fades.
-        anti_in_forget: share of the triplets, evenly spread, whose anti-stereotype is to be forgotten too.
-        category: train on the category whose stereotype score is farthest from even, or on all of them.
-        swap: let stereotypes and anti-stereotypes change places while the last check saw a score below even.
+        forget_weight: weight of the negative preference optimisation.
+        retain_weight: weight of the cross-entropy on the anti-stereotype.
+        keep_weight: weight of the divergence from the pretrained model on unrelated sentences.
+        beta: how fast the push against the stereotype fades.
+        anti_in_forget: share of the triplets, evenly spread, whose anti-stereotype is unlearned too.
+        category: train on the category whose stereotype score is farthest from even, or on all categories.
+        swap: swap stereotypes and anti-stereotypes while the score of the last check is below even.
     """
 
     forget_weight: NotNegative = 0.5

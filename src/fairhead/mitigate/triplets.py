@@ -84,16 +84,17 @@ class TripletData:
     """Which triplets to train on.
 
     Attributes:
-        source: the data as name:path: stereoset:PATH; of your own triplets:PATH or pairs:PATH. Give it several times
-            to train on several; no term that is held out of one is trained on in another.
-        held_out: share of the items whose target terms are kept out of training; of several sources one for all, or one
-            each, in their order (0.3,0.5).
-        seed: of the split; another seed, another split.
-        bias_type: only items of this category, such as gender; by default all.
-        kind: only StereoSet's sentences that differ in a word or two (intrasentence), or only those that follow a
+        source: the data as name:path: stereoset:PATH, or your own triplets:PATH or pairs:PATH. Repeat it to train on
+            several sources; a term that is held out of one is not trained on in another.
+        held_out: share of the items whose target terms are held out of training; with several sources, one share for
+            all, or one for each in their order (0.3,0.5).
+        seed: seed of the split.
+        bias_type: use only items of this category, such as gender; by default all.
+        kind: use only StereoSet's sentences that differ in a word or two (intrasentence), or only those that follow a
             context (intersentence), which share no word; the split by terms stays the same.
-        limit: only so many items of each part, to try things out; the split stays the same.
-        options: of the reader; of several readers, each takes those that it has, and "pairs.term" is of that one alone.
+        limit: use only this many items of each part, to try things out; the split stays the same.
+        options: options of the reader; with several readers, each uses those that it has, and "pairs.term" sets the
+            option of one of them.
     """
 
     source: Annotated[Sequence[str], Option("--data", "SPEC")]

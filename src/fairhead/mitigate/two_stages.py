@@ -73,11 +73,11 @@ def set_head(head: nn.Linear, weight: Tensor, bias: Tensor) -> None:
 
 @dataclass(frozen=True)
 class JTT:
-    """Just train twice (Liu et al., 2021): the rows that a first model gets wrong are shown more often to a second.
+    """Just train twice (Liu et al., 2021): a second model sees the errors of a first model more often.
 
     Attributes:
-        first_epochs: of the model whose errors are taken (T); it keeps its last epoch.
-        upweight: how often a row that it got wrong appears in an epoch of the second (λ_up); others appear once.
+        first_epochs: epochs of the first model (T); it keeps its last epoch.
+        upweight: how often an error of the first model appears in an epoch of the second (λ_up); other rows once.
     """
 
     first_epochs: Count = 1
@@ -101,12 +101,12 @@ class JTT:
 
 @dataclass(frozen=True)
 class SPARE:
-    """Clusters of early outputs within each class, then training that shows them evenly (Yang et al., 2024).
+    """Cluster early outputs within each class, then sample the clusters evenly in training (Yang et al., 2024).
 
     Attributes:
-        early_epochs: after which the outputs are clustered.
-        most: the largest number of clusters tried in a class; the silhouette decides.
-        power: rows are drawn in proportion to 1 / (cluster size)^power.
+        early_epochs: epochs before the outputs are clustered.
+        most: largest number of clusters to try in a class; the silhouette decides.
+        power: rows are sampled in proportion to 1 / (cluster size)^power.
     """
 
     early_epochs: Count = 1
@@ -143,9 +143,9 @@ class EIIL:
     """GroupDRO over the two environments that a first model treats least alike (Creager et al., 2021).
 
     Attributes:
-        first_epochs: of the reference model.
-        step_size: of GroupDRO over (class, environment).
-        balance: draw every (class, environment) equally often.
+        first_epochs: epochs of the reference model.
+        step_size: step size of GroupDRO over (class, environment).
+        balance: sample every (class, environment) equally often.
     """
 
     first_epochs: Count = 1
@@ -187,12 +187,13 @@ class KD:
     """Distillation (Chai, Jang and Wang, 2022): share · CE(student, teacher) + (1 − share) · CE(student, label).
 
     Attributes:
-        share: of the teacher's probabilities in the target (λ).
-        temperature: softens teacher and student alike; its term is multiplied by T², which keeps gradients' size.
-        teacher_epochs: None for as many as the student. The teacher keeps its last epoch: it is meant to overfit.
+        share: weight of the teacher's probabilities in the target (λ).
+        temperature: softens both teacher and student; the term is multiplied by T² to keep the size of gradients.
+        teacher_epochs: epochs of the teacher; None for as many as the student. The teacher keeps its last epoch, since
+            it should overfit.
         teacher: the name of another model, usually a larger one, such as "vit-12x8" or "path:FOLDER"; by default the
             teacher is built like the student.
-        build_teacher: the same from Python: a function that gives the teacher, which takes the student's inputs.
+        build_teacher: in Python, a function that returns the teacher, which takes the student's inputs.
     """
 
     share: Share = 1.0
@@ -240,13 +241,13 @@ class _DistillationLoss:
 class ClassScaling:
     """Plain training, then argmax_c s_c · p_c, with the s that is best for the worst class (arXiv 2412.15311).
 
-    The validation set decides. Multiplying probabilities is adding log s to the logits, so s goes into the bias of the
-    last layer and the model stays what it was.
+    The factors s are chosen on the validation set. Multiplying probabilities adds log s to the logits, so s goes into
+    the bias of the last layer and the architecture does not change.
 
     Attributes:
-        largest: factors from 1/largest to largest are tried.
-        steps: how many of them, evenly in the logarithm.
-        rounds: passes over the classes; with two classes one finds the best.
+        largest: largest factor; factors from 1/largest to largest are tried.
+        steps: number of factors, evenly spaced in the logarithm.
+        rounds: passes over the classes; with two classes, one pass finds the best.
     """
 
     largest: Annotated[float, Range(1, above=True)] = 100.0
@@ -295,17 +296,17 @@ def _worst_and_mean(answers: Tensor, labels: Tensor) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class AFR:
-    """Automatic feature reweighting (Qiu et al., 2023): a last layer retrained where plain training is unsure.
+    """Automatic feature reweighting (Qiu et al., 2023): retrain the last layer with more weight on unsure rows.
 
-    Plain training on one part of the rows; on the rest, the last layer again with weights ∝ β_y · exp(−γ p_y). It is
-    kept from the step that the run's selection likes best on the validation set, the start excepted.
+    Plain training uses one part of the rows; the rest retrain the last layer with weights ∝ β_y · exp(−γ p_y). The
+    run's selection criterion picks the step on the validation set, excluding the start.
 
     Attributes:
-        held_out: share of the training rows kept for the last layer.
-        gamma: how much more the rows count that plain training gets wrong (γ); 0 rebalances classes only.
-        penalty: on the distance from the first last layer (λ).
+        held_out: share of the training rows reserved for the last layer.
+        gamma: how much more weight errors of plain training get (γ); 0 only rebalances classes.
+        penalty: penalty on the distance from the original last layer (λ).
         steps: full-batch gradient steps.
-        learning_rate: of those steps.
+        learning_rate: learning rate of those steps.
     """
 
     held_out: Share = 0.2

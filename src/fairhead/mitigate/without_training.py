@@ -27,16 +27,16 @@ _LENGTHS = ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len
 
 @dataclass(frozen=True)
 class SentenceDebias:
-    """SentenceDebias (Liang et al. 2020) for causal models: the direction of a swapped word leaves the last states.
+    """SentenceDebias (Liang et al. 2020) for causal models: remove the direction of swapped words.
 
-    Sentences and their counterfactuals (`language.lexicons`) are read; the principal components of the differences of
-    their mean-pooled last hidden states are the directions that the swap moves. The projection that takes them out
-    stands right before the vocabulary, so it is folded into the output layer: the result is an ordinary model.
+    The directions are the principal components of the differences between the mean-pooled last hidden states of
+    sentences and their counterfactuals (`language.lexicons`). The projection that removes them comes right before the
+    output layer and is folded into it: the result is an ordinary model.
 
     Attributes:
         swaps: word lists: a folder of WinoBias or gn_glove, or a file of pairs.
-        components: directions that are taken out.
-        batch_size: sentences read together.
+        components: number of directions to remove.
+        batch_size: sentences per batch.
     """
 
     swaps: Annotated[str, Option(metavar="PATH")]
@@ -120,17 +120,17 @@ def _pooled(model: Any, sentences: Sequence[Sequence[int]]) -> Tensor:
 
 @dataclass(frozen=True)
 class SelfDebias:
-    """Self-debiasing at decoding (Schick et al. 2021): the model itself says which words a biased text would have.
+    """Self-debiasing at decoding (Schick et al. 2021): the model itself detects words of a biased text.
 
-    Every text is read twice: as it is, and after a sentence such as "The following text discriminates against people
-    because of their gender". A word that the second reading finds likelier than the first by Δ is made less likely, by
-    the factor max(ε, exp(−λΔ)). No weight is changed, and nothing is trained. Each reading costs a forward pass; of
-    several sentences the one that raises a word most counts.
+    The model reads every text twice: as it is, and after a sentence such as "The following text discriminates against
+    people because of their gender". If the second reading makes a word more likely by Δ, its probability is multiplied
+    by max(ε, exp(−λΔ)). Nothing is trained and no weight changes. Each reading costs a forward pass; with several
+    sentences, the one that raises a word most counts.
 
     Attributes:
-        bias_types: what the sentence names, one or several; each costs a forward pass.
+        bias_types: bias types to insert into the sentence, one or several; each costs a forward pass.
         decay: λ, how fast a word's probability falls.
-        floor: ε, the least that its probability is multiplied with.
+        floor: ε, the smallest factor for its probability.
         sentence: the sentence before the text, with {} for the bias type.
     """
 

@@ -20,21 +20,21 @@ from fairhead.settings import (
 
 @dataclass(frozen=True)
 class Plan:
-    """What every training has; the same plan and seed give the same model on the same machine.
+    """Settings of every training run; the same plan and seed give the same model on the same machine.
 
     Attributes:
         epochs: passes over the training set.
         batch_size: examples per step.
-        learning_rate: AdamW's, at its highest.
-        weight_decay: AdamW's.
-        schedule: "cosine" or "linear" down to zero, or "constant"; all after a linear warm-up.
-        warmup: share of all steps spent on the warm-up.
-        max_grad_norm: gradients are clipped to this norm; None leaves them.
-        accumulate: pieces that a batch is read in, one after the other: less memory, the same step. A loss that
-            compares the rows of a batch sees one piece at a time.
+        learning_rate: peak learning rate of AdamW.
+        weight_decay: weight decay of AdamW.
+        schedule: "cosine" or "linear" decay to zero, or "constant"; all after a linear warm-up.
+        warmup: share of all steps used for the warm-up.
+        max_grad_norm: clip gradients to this norm; None does not clip.
+        accumulate: number of pieces a batch is split into (gradient accumulation): less memory, the same step. A loss
+            that compares the rows of a batch sees one piece at a time.
         precision: "no" (32 bit) or "bf16" (autocast).
-        seed: of the order of the batches and of everything random inside the model.
-        checkpoint_minutes: time between checkpoints, where there is a folder for them.
+        seed: seed of the batch order and of all randomness in the model.
+        checkpoint_minutes: minutes between checkpoints, if there is a folder for them.
     """
 
     epochs: Count = 20
@@ -81,16 +81,16 @@ class TrainingPlan(Plan):
     The last, smaller batch of an epoch is left out: batch statistics need full ones.
 
     Attributes:
-        device: where to train; None takes the accelerator if there is one.
-        data_on_device: keep all examples in the device's memory; None does so where they take less than half of what
-            is free there.
-        replay: record the step as a CUDA graph and replay it, where the device can and the step is the same work every
-            time (see `fairhead.train.recorded`). The results are the same; set it to False for a model that does
-            something in Python at every step, such as skipping layers by chance, and for a loss that reads a variable
-            of its surroundings which changes (attributes of the loss may change between epochs).
-        compile: fuse what layers do between their matrix products, on a GPU (see `fairhead.train.recorded`). Some ten
-            seconds, once in a process for each kind of layer; results differ by rounding, and where there is dropout,
-            as those of another seed do: compiled code draws other numbers.
+        device: device to train on; None uses the accelerator if there is one.
+        data_on_device: keep all examples in the device's memory; None does so if they take less than half of its free
+            memory.
+        replay: run training steps as a CUDA graph, if the device and the model allow it (see
+            `fairhead.train.recorded`). The results are the same. Turn it off for a model that runs Python code at every
+            step, such as skipping layers at random, and for a loss that reads an outer variable that changes
+            (attributes of the loss may change between epochs).
+        compile: fuse operations between matrix products on a GPU with torch.compile (see `fairhead.train.recorded`).
+            Takes about ten seconds, once per process and kind of layer. Results differ by rounding, and with dropout as
+            much as between seeds, because compiled code draws other random numbers.
 
     Example:
         >>> from fairhead.train import TrainingPlan
@@ -109,24 +109,24 @@ class TrainingPlan(Plan):
 
 @dataclass(frozen=True)
 class LanguagePlan(Plan):
-    """How to fine-tune a language model. Epoch and rate are KLAAD's; beyond them its paper is silent.
+    """How to fine-tune a language model. The KLAAD paper gives only the epoch and the learning rate used here.
 
     Attributes:
         lora: rank of LoRA matrices on the attention projections, trained instead of the model's own weights; None
             trains all weights.
-        only_heads: train in these attention heads only (their rows of q, k and v, their columns of the output):
-            L11H1,L10H5, or those of a headmap.json that `fairhead locate` wrote; None trains all weights.
-        random_heads: as a control: as many other heads of the same layers, drawn with the seed.
-        checks: how often training looks at terms that it is not trained on. The weights that are kept are the last at
-            which the stereotype score was no further from 50 % than before training and perplexity within
-            --perplexity-rise; training ends after two checks in a row at or past 50 %. 0: it runs to its end.
+        only_heads: train only these attention heads (their rows of q, k and v, their columns of the output):
+            L11H1,L10H5, or the heads in a headmap.json of `fairhead locate`; None trains all weights.
+        random_heads: as a control, train as many other heads of the same layers, drawn with the seed.
+        checks: number of checks on watched terms, which are not trained on. Training keeps the last weights at which
+            the stereotype score was no further from 50 % than before training and perplexity within --perplexity-rise.
+            It stops after two checks in a row at or past 50 %. 0 disables the checks.
         watched: share of the training items, by target term, that is set aside for the checks and not trained on.
-        perplexity_rise: share by which the perplexity of the neutral text (of the unrelated sentences, where there is
-            none) may rise.
-        start: the token that texts start with: bos, eos, none or a token; default is BOS, or end of text where there
-            is none. Score the model with the same.
-        gradient_checkpointing: keep what enters each layer and compute the rest again for the gradient: the same step
-            in much less memory, at a third more time.
+        perplexity_rise: maximum relative rise in perplexity of the neutral text (or of the unrelated sentences, if
+            there is no neutral text).
+        start: token that texts start with: bos, eos, none or a token; the default is BOS, or EOS if there is no BOS.
+            Use the same token when you score the model.
+        gradient_checkpointing: recompute activations for the backward pass: the same step with much less memory, in
+            about a third more time.
 
     Example:
         >>> LanguagePlan().learning_rate

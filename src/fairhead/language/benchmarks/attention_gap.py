@@ -51,10 +51,10 @@ class Options:
     """Of the attention gap.
 
     Attributes:
-        layer: whose figures are reported first; -1 is the last.
-        average: over heads and queries before or after the absolute difference.
-        counts_start_token: count the start token among the tokens.
-        pictures: single pairs to show.
+        layer: layer to report first; -1 is the last.
+        average: average over heads and queries before or after taking the absolute difference.
+        counts_start_token: include the start token.
+        pictures: number of single pairs to show.
     """
 
     layer: Annotated[int, ASKS, Option(metavar="N")] = -1
@@ -263,8 +263,8 @@ def report(gap: BenchmarkResult, model: str, level: float = 0.95) -> dict[str, A
     return {
         "schema": "fairhead.report/1",
         "title": f"Attention gap of {model}",
-        "question": "Two sentences differ in the words that carry a stereotype. Where does the attention that "
-        "their tokens get part ways?",
+        "question": "Two sentences differ in the words that carry a stereotype. Where does the attention to "
+        "their tokens differ?",
         "verdict": verdict(gap),
         "sections": [
             {
@@ -335,7 +335,7 @@ BENCHMARK = Benchmark(
     name="attention_gap",
     command="attention",
     title="Attention gap",
-    question="Where does attention part ways between a stereotyped sentence and its counterpart?",
+    question="Where does attention differ between a stereotyped sentence and its counterpart?",
     read=lambda path, options: read_crows_pairs(path),
     measure=_measure,
     options=Options,

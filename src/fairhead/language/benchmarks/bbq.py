@@ -35,9 +35,9 @@ class Options:
     """Of BBQ.
 
     Attributes:
-        prompt: plain is context and question; qa has Q: and A: and ten wordings of the unknown answer, as the task bbq
-            of lm-evaluation-harness has it (which compares sums: the figures that end in _sum).
-        category: a category; give it several times. All that are there by default.
+        prompt: plain is context and question; qa adds Q: and A: and ten wordings of the unknown answer, as the task bbq
+            of lm-evaluation-harness does (which compares sums: the figures that end in _sum).
+        category: a category; repeat it for several. The default is all categories in the data.
     """
 
     prompt: Annotated[Literal["plain", "qa"], ASKS] = "plain"
@@ -180,7 +180,7 @@ def _sentences(result: BenchmarkResult, level: float) -> list[str]:
 BENCHMARK = Benchmark(
     name="bbq",
     title="BBQ",
-    question="Accuracy and bias score (even: 0) of answers about two people, with and without the context that tells.",
+    question="Accuracy and bias score (even: 0) of answers about two people, with and without enough context.",
     item=BBQItem,
     read=lambda path, options: read_bbq(path, categories=options.category or None),
     requests=requests,

@@ -123,12 +123,13 @@ class Options:
     """Of BOLD.
 
     Attributes:
-        domain: one of them, such as gender; give it several times. All that are there by default.
+        domain: a domain, such as gender; repeat it for several. The default is all domains in the data.
         lexicons: folder with warriner_vad.csv, be5_*.tsv.
         vectors: word vectors as text (GloVe, FastText).
-        classifier: folder of a text classifier, such as one of toxicity or regard; give it several times. It reads
-            the continuation alone; the mean probability of each of its labels is measured.
-        classifier_label: only this label of it, such as toxic; give it several times. Needs one classifier.
+        classifier: folder of a text classifier, such as one of toxicity or regard; repeat it for several. It reads
+            only the continuation; the mean probability of each of its labels is measured.
+        classifier_label: use only this label of the classifier, such as toxic; repeat it for several. Needs a single
+            classifier.
     """
 
     domain: Annotated[tuple[str, ...], Option(metavar="NAME")] = ()

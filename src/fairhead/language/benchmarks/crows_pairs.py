@@ -71,8 +71,8 @@ class Options:
     """Of CrowS-Pairs.
 
     Attributes:
-        held_out_of: folder of a model that was trained on pairs: leave those out. Not needed for a comparison, which
-            leaves them out itself.
+        held_out_of: folder of a model that was trained on pairs: leave those pairs out. `lm compare` does so by
+            itself.
     """
 
     held_out_of: Annotated[str | None, Option(metavar="MODEL_DIR")] = None
@@ -143,7 +143,7 @@ BENCHMARK = Benchmark(
     name="crows_pairs",
     command="crows",
     title="CrowS-Pairs",
-    question="Of two sentences that differ in the group, is the more stereotypical one likelier (even: 50 %)?",
+    question="Of two sentences that differ in the group, is the more stereotypical one more likely (even: 50 %)?",
     item=CrowsPair,
     read=lambda path, options: read_crows_pairs(path),
     options=Options,

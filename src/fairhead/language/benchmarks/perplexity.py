@@ -185,7 +185,7 @@ def _bits_per_byte(totals: Array) -> Array:
 BENCHMARK = Benchmark(
     name="perplexity",
     title="Held-out text",
-    question="Perplexity of a text, paragraphs being documents: has a change cost a model its language?",
+    question="Perplexity of a text (each paragraph is a document): has a change harmed the language model?",
     read=read_documents,
     measure=_measure,
     options=Options,

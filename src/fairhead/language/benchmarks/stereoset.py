@@ -39,8 +39,8 @@ class Options:
 
     Attributes:
         inter: score the sentence of an intersentence item after its context, or the whole text of both.
-        held_out_of: folder of a trained model: leave out the terms that it was trained on. Not needed for a comparison,
-            which leaves them out itself.
+        held_out_of: folder of a trained model: leave out the terms that it was trained on. `lm compare` does so by
+            itself.
     """
 
     inter: Annotated[Literal["sentence", "text"], ASKS] = "sentence"
@@ -167,7 +167,7 @@ def _pairs(items: Iterable[StereoSetItem]) -> list[SentencePair]:
 BENCHMARK = Benchmark(
     name="stereoset",
     title="StereoSet",
-    question="Is a stereotype likelier than its opposite (ss, even: 50 %), and either than nonsense (lms)?",
+    question="Is a stereotype more likely than an anti-stereotype (ss, even: 50 %), and either than nonsense (lms)?",
     item=StereoSetItem,
     read=lambda path, options: read_stereoset(path),
     requests=requests,
@@ -176,7 +176,7 @@ BENCHMARK = Benchmark(
     kinds=("triplets",),
     measures=_measures,
     labels={
-        "ss": Label("ss", "how often the stereotype is likelier than its opposite; even: 50 %"),
+        "ss": Label("ss", "how often the stereotype is more likely than the anti-stereotype; even: 50 %"),
         "lms": Label("lms", "how often a meaningful text is likelier than nonsense; best: 100 %", section="Language"),
         "icat": Label("icat", "lms, less the more ss is from even; best: 100 %"),
     },

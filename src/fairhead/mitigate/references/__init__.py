@@ -98,7 +98,7 @@ class GroupDRO(Reference):
     Attributes:
         step_size: how fast the weights of the cells follow their losses (η_q).
         adjustment: C of the generalisation adjustment C / √n.
-        balance: draw every cell equally often.
+        balance: sample every cell equally often.
     """
 
     step_size: NotNegative = 0.01
@@ -115,10 +115,10 @@ class GroupDRO(Reference):
 
 @dataclass(frozen=True)
 class GroupBalanced(Reference):
-    """Rows count in proportion to P(y) P(a) / P(y, a): label and group are independent then.
+    """Weight rows by P(y) P(a) / P(y, a), which makes label and group independent.
 
     Attributes:
-        cap: the largest weight, in means; a cell of a row or two would decide everything otherwise.
+        cap: largest weight, as a multiple of the mean; otherwise a cell with one or two rows would dominate.
     """
 
     cap: Positive = 20.0
@@ -133,10 +133,10 @@ class GroupBalanced(Reference):
 class BiasBalance(Reference):
     """CE(f + log p(y | a)) while training, f alone at test (Hong & Yang, 2021).
 
-    What the group says of the label is given, so that f need not learn it; no row is shown more often than others.
+    The term supplies what the group tells about the label, so f need not learn it; all rows are sampled equally often.
 
     Attributes:
-        even: as published: f answers as if the classes were even, too. Else their shares stay as they are.
+        even: as published, f also predicts as if the classes were balanced; otherwise class shares are kept.
     """
 
     even: bool = True
@@ -149,16 +149,16 @@ class BiasBalance(Reference):
 
 @dataclass(frozen=True)
 class FSCL(Reference):
-    """Fair supervised contrastive loss (Park et al., 2022): the group cannot help to tell rows apart.
+    """Fair supervised contrastive loss (Park et al., 2022): the group does not help to tell rows apart.
 
     The published method trains the encoder with the contrastive loss first and a linear head afterwards; here both
     losses are minimised together, in one stage of the common loop, which keeps budgets equal.
 
     Attributes:
-        weight: of the contrastive loss.
-        temperature: τ.
-        even_groups: positives of every group weigh alike, whatever their number (FSCL+).
-        width: of the projection that the contrastive loss compares.
+        weight: weight of the contrastive loss.
+        temperature: temperature of the contrastive loss (τ).
+        even_groups: give the positives of every group equal weight, whatever their number (FSCL+).
+        width: width of the projection that the contrastive loss compares.
     """
 
     weight: NotNegative = 1.0
@@ -223,7 +223,7 @@ class TADeT(Reference):
     equal size a quarter of the published ‖mean q(s=0) − mean q(s=1)‖²).
 
     Attributes:
-        layer: whose queries are aligned.
+        layer: layer whose queries are aligned.
         adversary: weight of the adversary's cross-entropy.
         alignment: weight of the query term.
     """
@@ -302,11 +302,11 @@ def query_gap(queries: Tensor, labels: Tensor, groups: Tensor) -> Tensor:
 class DFR(Reference):
     """Deep feature reweighting (Kirichenko et al., 2023): a last layer fitted on even (class, group) cells.
 
-    Plain training, then an L1 logistic regression on the features of the validation rows, whose groups alone are used.
+    Plain training, then an L1 logistic regression on the features of the validation rows. Only their groups are used.
 
     Attributes:
-        strengths: of the regression (scikit-learn's C), chosen on half of the validation rows by worst-cell accuracy.
-        subsets: the last layer is the average over this many random even subsets.
+        strengths: values of scikit-learn's C to try; half of the validation rows select one by worst-cell accuracy.
+        subsets: number of random balanced subsets that the last layer is averaged over.
     """
 
     strengths: tuple[Positive, ...] = (1.0, 0.7, 0.3, 0.1, 0.07, 0.03, 0.01)

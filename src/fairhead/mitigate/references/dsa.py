@@ -28,21 +28,21 @@ _ATTACK_BATCH = 256
 
 @dataclass(frozen=True)
 class DSA(Reference):
-    """Learn from every picture and from its double, whose most telling patches for the group are adversarial noise.
+    """Learn from every picture and from a copy in which the patches that reveal the group are adversarial noise.
 
-    Three stages. A model of the *group* is trained; in each training picture the patches that it attends to most are
-    replaced by noise that was optimised to mislead it; a fresh model is trained on both pictures with
-    CE(x) + CE(double) + weight · Σ over layers of ½ KL(attention(x) ‖ attention(double)), where attention rows are
-    softened by a temperature of 3.
+    Training has three stages. First, a model learns to predict the *group*. Then, in each training picture, the patches
+    that this model attends to most are replaced by noise optimised to mislead it. Last, a new model is trained on both
+    pictures with CE(x) + CE(copy) + weight · Σ over layers of ½ KL(attention(x) ‖ attention(copy)), where attention
+    rows are softened by a temperature of 3.
 
     Attributes:
-        weight: of the attention term.
-        patches: how many of a picture are replaced.
-        layer: whose attention says which, from 0; the last one of a model that has fewer.
-        attack_steps: of Adam on the noise.
-        attack_attention: weight of the attention on the noise, in the first half of the layers; where its gradient
-            speaks against that of the loss, the part that does is taken out.
-        group_epochs: of the model of the group; None for as many as the plan has.
+        weight: weight of the attention term.
+        patches: number of patches to replace in each picture.
+        layer: layer whose attention selects them, from 0; the last layer if the model has fewer.
+        attack_steps: Adam steps on the noise.
+        attack_attention: weight of the attention on the noise, in the first half of the layers; the part of its
+            gradient that opposes the gradient of the loss is removed.
+        group_epochs: epochs of the model of the group; None for as many as the plan has.
     """
 
     weight: NotNegative = 1.0
