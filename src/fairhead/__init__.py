@@ -1,9 +1,9 @@
 """fairhead finds, proves and reduces demographic bias in transformers, at the attention heads where it sits.
 
-The verbs: **audit** (how large is the gap, how sure are we), **discover** (groups that nobody named), **locate** (which
-heads carry it) and **mitigate** (a better model to take home); **predict** and **score** ask a model. Everything reads
-and writes one table, `Records`, and every verb returns a result with `show`, `to_dict`, `to_frame` and `report`. Names
-are imported when first used, so that an audit never loads torch.
+The verbs are **audit** (how large is a gap, how certain is it), **discover** (find groups without labels), **locate**
+(which heads contribute to a gap) and **mitigate** (train a better model); **predict** and **score** run a model.
+Everything reads and writes one table, `Records`, and every verb returns a result with `show`, `to_dict`, `to_frame` and
+`report`. Names are imported on first use, so an audit never loads torch.
 """
 
 import sys

@@ -22,10 +22,10 @@ _log = logging.getLogger(__name__)
 class AuditCallback(TrainerCallback):
     """Audits each evaluation of a `Trainer` that trains a classifier, and logs the gaps with their intervals.
 
-    The figures join the metrics of the evaluation: `eval_EOd_sex`, `eval_EOd_sex_low` and `eval_EOd_sex_high`. So every
-    tracker that the Trainer has gets them (TensorBoard, trackio, wandb, mlflow, ...), and `metric_for_best_model` may
-    name one. A gap that is undefined is NaN, which is never the best; why it is undefined is said once. Training sees
-    no group: they are looked up when an evaluation has ended. No row is predicted twice.
+    The figures are added to the metrics of the evaluation: `eval_EOd_sex`, `eval_EOd_sex_low` and `eval_EOd_sex_high`.
+    So every tracker of the Trainer receives them (TensorBoard, trackio, wandb, mlflow, ...), and you can use one as
+    `metric_for_best_model`. An undefined gap is NaN, which is never the best; a warning gives the reason once. Training
+    sees no groups: they are looked up after an evaluation. No row is predicted twice.
 
     Attributes:
         audits: one for each evaluation so far, as (prefix of its figures' names, step, audit).

@@ -1,8 +1,8 @@
-"""The verbs, for Python: each takes a model and data, whatever they are, and returns a result.
+"""The verbs in Python: each takes a model and data, and returns a result.
 
-A model is a folder, a name of the hub that is in the local cache, or a live `nn.Module`, whose tokenizer or image
-processor is given as `beside` where it was not loaded from a folder. Data are whatever `fairhead.dataset` takes:
-"reader:path", a `Dataset`, a pandas DataFrame, ... The device "auto" is a GPU where there is one.
+A model is a folder, a hub name in the local cache, or an `nn.Module`. If a module was not loaded from a folder, pass
+its tokenizer or image processor as `beside`. Data are anything that `fairhead.dataset` accepts: "reader:path", a
+`Dataset`, a pandas DataFrame, ... The device "auto" is a GPU if there is one.
 """
 
 import copy
@@ -40,19 +40,19 @@ def predict(
     beside: Any = None,
     **options: Any,
 ) -> "Records | pd.DataFrame":
-    """What a classifier of pictures or texts answers, as records that `fairhead.audit` reads.
+    """Predict with a classifier of pictures or texts, and return records for `fairhead.audit`.
 
     Args:
         model: the classifier.
-        data: pictures or texts: labelled, with all classes of the model or some; or without labels (`label="none"`, or
-            a list of them alone), for which a data frame of id, prediction and score comes back.
-        part: the rows to predict; by default "test", or "all" of them where they have no labels, or where the parts
-            are drawn here and nobody knows what the model was trained on. Rows that `mitigate` trained it on are left
-            out of a part for testing, and it is said how many.
+        data: pictures or texts with labels (all classes of the model or some of them), or without labels
+            (`label="none"`, or a plain list). Without labels, the result is a DataFrame of id, prediction and score.
+        part: the rows to predict. The default is "test". It is "all" if there are no labels, or if the split is random
+            and the training rows of the model are unknown. Rows that `mitigate` trained the model on are left out of a
+            test part, and a warning gives their number.
         batch_size: rows per batch.
-        device: where to compute.
-        beside: the tokenizer or image processor of a live model.
-        options: of `fairhead.dataset`, where `data` are not a data set yet: label, groups, ...
+        device: device to run on.
+        beside: tokenizer or image processor of a model object.
+        options: options of `fairhead.dataset`, if `data` are not a data set yet: label, groups, ...
 
     Example:
         >>> records = predict("run/model", "images:labels.csv", label="smiling", groups=["sex"])  # doctest: +SKIP
@@ -70,7 +70,7 @@ def predict(
     if part is None:
         part, drawn = "test", bool(rows.classes) and rows.provenance.get("split", "") is None
         if drawn and not training_rows(model):
-            part, told = "all", "all %s rows are answered; which of them the model was trained on, if any, is not known"
+            part, told = "all", "predicting all %s rows; it is unknown which of them the model was trained on"
             logging.getLogger("fairhead").warning(told, f"{len(rows):,}")
     asked = rows.all if part == "all" else rows.examples(part)
     asked = unseen(model, asked, go_on=part in ("all", "train", "val") or not rows.classes)
@@ -111,25 +111,25 @@ def score(
     level: float = 0.95,
     **options: Any,
 ) -> "BenchmarkResult":
-    """What a causal language model prefers, by a benchmark: "crows", "stereoset", "bbq", "winobias", ...
+    """Score a causal language model on a benchmark: "crows", "stereoset", "bbq", "winobias", ...
 
     Args:
         model: the language model.
-        benchmark: its name.
-        data: its published files, "reader:path", or pairs or triplets of your own (`fairhead.dataset`).
-        limit: only so many items, drawn at random.
-        out: a folder that keeps each answer, from which a killed run goes on.
-        device: where to compute.
+        benchmark: name of the benchmark.
+        data: its published files, "reader:path", or your own pairs or triplets (`fairhead.dataset`).
+        limit: use only this many items, drawn at random.
+        out: a folder that stores each answer, so that an interrupted run can continue.
+        device: device to run on.
         dtype: "float32", "bfloat16", "float16" or "auto".
-        start: what texts start with: "bos", "eos", "none" or a token; "default" is BOS, or else end of text.
-        chat: put prompts into the chat template of the tokenizer; what is scored is the answer.
-        device_map: how layers are spread over several GPUs: "auto", "balanced" or "sequential".
-        load_in: "8bit" or "4bit", by bitsandbytes on a GPU.
-        tokenizer: of a live model.
-        n_boot: bootstrap replicates; None for what the benchmark usually takes.
-        seed: of all that is drawn.
+        start: token that texts start with: "bos", "eos", "none" or a token; "default" is BOS, or EOS without a BOS.
+        chat: apply the tokenizer's chat template to prompts and score the answer.
+        device_map: how to spread layers over several GPUs: "auto", "balanced" or "sequential".
+        load_in: "8bit" or "4bit" quantization (bitsandbytes, on a GPU).
+        tokenizer: tokenizer of a model object.
+        n_boot: bootstrap replicates; None for the benchmark's default.
+        seed: random seed.
         level: confidence level.
-        options: of the benchmark, such as `prompt` of BBQ.
+        options: options of the benchmark, such as `prompt` of BBQ.
 
     Example:
         >>> score("SmolLM2-135M", "crows", "pairs:own.csv")["ss"].value  # doctest: +SKIP
@@ -171,25 +171,25 @@ def discover(
     progress: Callable[[str, int, int], None] | None = None,
     **options: Any,
 ) -> "Discovered":
-    """Groups that nobody named: clusters of an encoder's features, what they look like, how a model treats them.
+    """Find groups without labels: clusters of an encoder's features, their typical rows, and a model's gaps.
 
     Args:
         data: labelled pictures or texts.
-        encoder: any model, whose task head is left out: a folder, a name of the hub, or live; or "features:FILE.npz".
-        label: the column of the classes, where `data` do not say it.
-        groups: columns to compare the clusters with, where there are any; they have no part in finding them.
-        model: a classifier to audit by cluster, or its `Records`, or the path of those.
-        part: the rows that a model is audited on, or "all".
-        clusters: how many; by default the number whose clusters of two halves of the rows agree best.
-        words: .npz with texts and vectors in the space of the features, such as CLIP's text side.
+        encoder: any model, without its task head: a folder, a hub name or a model object; or "features:FILE.npz".
+        label: the column of the classes, if `data` do not define it.
+        groups: group columns to compare the clusters with; they are not used to find them.
+        model: a classifier to audit by cluster, or its `Records`, or the path to its records.
+        part: the rows to audit the model on, or "all".
+        clusters: number of clusters; by default the one on which two halves of the rows agree best.
+        words: .npz with texts and their vectors in the feature space, such as those of CLIP's text encoder.
         max_length: truncate texts to this many tokens.
-        seed: of the clusters and of the halves.
-        device: where to compute.
+        seed: random seed.
+        device: device to run on.
         cache: folder for decoded pictures and features.
         out: folder for groups.csv, report.html and discovered.json; None writes nothing.
-        beside: the tokenizer or image processor of a live encoder.
-        progress: called with (stage, done, all).
-        options: further ones of `fairhead.dataset`, such as id and person.
+        beside: tokenizer or image processor of an encoder object.
+        progress: called with (stage, done, total).
+        options: more options of `fairhead.dataset`, such as id and person.
 
     Example:
         >>> found = discover("images:labels.csv", "dinov2-small", label="smiling", out="found")  # doctest: +SKIP
@@ -231,7 +231,7 @@ def _records(model: Any, data: Dataset, part: str, device: str, features: Any) -
     head: Any = load(model)
     if head.config.hidden_size != features.shape[1]:
         raise InputError(
-            f"the model is a linear head of {head.config.hidden_size} features and the encoder gives "
+            f"the model is a linear head on {head.config.hidden_size} features, but the encoder has "
             f"{features.shape[1]}: give the encoder that it was trained on"
         )
     ids = unseen(model, data.all if part == "all" else data.examples(part), go_on=part == "all").ids
@@ -250,23 +250,23 @@ def locate(
     progress: Callable[[str, int, int], None] | None = None,
     **options: Any,
 ) -> "LocatedHeads":
-    """Which heads of a model carry a gap, how sure that is, and what happens when they change.
+    """Find the heads that contribute to a gap, how certain that is, and what happens when they change.
 
     Args:
         model: an image model, a text classifier or a causal language model.
         data: labelled pictures or texts, or pairs or triplets of sentences.
-        by: the group column (of published faces also "gender" or "age"); of pairs the category, None for all.
-        label: the column to classify, where `data` do not say it.
-        heads: to choose at most.
-        features: a folder that keeps the heads' terms for later questions.
-        beside: the tokenizer or image processor of a live model.
-        progress: called with (stage, done, all).
-        options: of the question and of the plan: forward, rank, draws, n_boot, limit, seed, device, ...
+        by: the group column (for published faces also "gender" or "age"); for pairs the category, None for all.
+        label: the column of the classes, if `data` do not define it.
+        heads: maximum number of heads to select.
+        features: a folder that stores the heads' contributions for later questions.
+        beside: tokenizer or image processor of a model object.
+        progress: called with (stage, done, total).
+        options: settings of the analysis: forward, rank, draws, n_boot, limit, seed, device, ...
 
     Example:
         >>> found = locate("run/model", "images:labels.csv", by="sex", label="smiling", forward=True)  # doctest: +SKIP
         >>> found.show()  # doctest: +SKIP
-        >>> if found.heads:  # none, where no head is significant  # doctest: +SKIP
+        >>> if found.heads:  # empty if no head is significant  # doctest: +SKIP
         ...     found.save("edited")  # the model without these heads' contribution
     """
     from fairhead.locate.answer import answer
@@ -302,20 +302,20 @@ def mitigate(
     progress: Callable[[str, int, int, str], None] | None = None,
     **options: Any,
 ) -> "Mitigated | MitigatedLanguage":
-    """Train a model with a method that reduces gaps, without groups; then say what that did on rows held out.
+    """Train a model with a method that reduces gaps without using groups, then audit it on held-out rows.
 
     Args:
-        model: a classifier ("vit-8x8" is a fresh one, layers × heads), or a language model for methods such as KLAAD.
+        model: a classifier ("vit-8x8" is a new one, layers × heads), or a language model for methods such as KLAAD.
         data: labelled pictures or texts in three parts; for language models triplets or pairs, or a list of those.
-        method: its settings (`fairhead.DAM(momentum=0.2)`) or name; so named, "klaad" has the weights of the family.
-        against: another method to train as well, and to compare with: "erm" is plain training. Of classifiers.
-        out: folder for the model, its records, the audit and a report; None keeps them in a temporary folder.
-        label: the column to classify, where `data` do not say it.
-        groups: columns to audit by, which training never sees; of pairs and triplets the column of the category.
-        seed: of weights, batches and (where it is drawn) the split.
-        beside: the tokenizer or image processor of a live model.
-        progress: called with (stage, done, all, note).
-        options: of the plan (epochs, learning_rate, ...) and of a classifier's run (`fairhead.bench.grid.RunSettings`);
+        method: a name, or settings (`fairhead.DAM(momentum=0.2)`); the name "klaad" uses the weights of the family.
+        against: for classifiers, another method to train and compare with; "erm" is plain training.
+        out: folder for the model, its records, the audit and a report; None uses a temporary folder.
+        label: the column of the classes, if `data` do not define it.
+        groups: group columns for the audit, which training never sees; for pairs and triplets the category column.
+        seed: seed of weights, batches and a random split.
+        beside: tokenizer or image processor of a model object.
+        progress: called with (stage, done, total, note).
+        options: settings of the plan (epochs, learning_rate, ...) and of the run (`fairhead.bench.grid.RunSettings`);
             for language models held_out, bias_type, kind, limit, split_seed, lora, start, checks, device.
 
     Example:
@@ -333,7 +333,7 @@ def mitigate(
     if method_named(name).kind == "language":
         for argument, value in (("against", against), ("label", label)):
             if value is not None:
-                raise InputError(f"{argument} is for classifiers, and {name} changes a language model: leave it out")
+                raise InputError(f"{argument} is for classifiers, but {name} changes a language model: leave it out")
         options |= {"seed": seed}
         return _change_language(model, data, method, groups, options, out, tokenizer=beside, progress=progress)
     of_run, of_plan = _parted(options, [f.name for f in fields(RunSettings)], PLAN_FIELDS, "mitigate")
@@ -386,7 +386,7 @@ def _change_language(
 def _dataset(data: Any, options: Mapping[str, Any], labelled: bool = True) -> Dataset:
     found = data if isinstance(data, Dataset) else dataset(data, **options)
     if not isinstance(found, Dataset):
-        raise InputError(f"{found.name} has no labels; labelled pictures or texts are needed here")
+        raise InputError(f"{found.name} has no labels; expected labelled pictures or texts")
     if labelled:
         found.need_labels()
     return found

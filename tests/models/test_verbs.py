@@ -91,7 +91,7 @@ def test_a_model_of_others_answers_all_rows_where_the_parts_are_drawn(run, tmp_p
     shutil.copytree(run.out / "model", tmp_path / "model")
     (tmp_path / "model" / "training_rows.json").unlink()
     assert len(fairhead.predict(tmp_path / "model", drawn, device="cpu")) == 60
-    assert "all 60 rows are answered" in caplog.text
+    assert "predicting all 60 rows" in caplog.text
     assert len(fairhead.predict(tmp_path / "model", drawn, part="test", device="cpu")) == 6
     named = fairhead.dataset(pictures, label=labels, split=["train", "val", "test"] * 20)
     assert len(fairhead.predict(tmp_path / "model", named, device="cpu")) == 20
@@ -251,7 +251,7 @@ def test_mitigate_takes_methods_that_train_nothing_and_refuses_what_is_for_class
     assert (tmp_path / "model.safetensors").is_file()
     with pytest.raises(InputError, match="self_debias has no option 'epochs'"):
         fairhead.mitigate(model, method="self_debias", beside=tokenizer(), epochs=2)
-    with pytest.raises(InputError, match="against is for classifiers, and klaad changes a language model"):
+    with pytest.raises(InputError, match="against is for classifiers, but klaad changes a language model"):
         fairhead.mitigate(model, pairs(), "klaad", against="erm", beside=tokenizer())
     with pytest.raises(InputError, match="KLAAD needs data"):
         fairhead.mitigate(model, method="klaad", beside=tokenizer(), device="cpu")

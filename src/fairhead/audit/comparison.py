@@ -63,32 +63,32 @@ def compare(
     correction: Correction | Literal["westfall-young"] = "westfall-young",
     **columns: Any,
 ) -> Comparison:
-    """How much the gaps of two sets of predictions for the same rows differ, b minus a.
+    """Compare the gaps of two sets of predictions for the same rows, b minus a.
 
-    Rows are joined on `id`; without ids they are taken in order. The interval is a bootstrap of rows with both their
-    predictions (joint cells of group, label and the two predictions; or clusters). The p-value swaps the two
-    predictions of each row (or cluster) at random: only rows on which they disagree matter. It is corrected over all
-    differences.
+    Rows are joined on `id`, or in order if there are no ids. The interval comes from a bootstrap of rows with both of
+    their predictions (joint cells of group, label and the two predictions; or clusters). The p-value comes from a
+    permutation test that swaps the two predictions of each row (or cluster) at random; only rows on which they disagree
+    matter. It is corrected over all differences.
 
     Args:
-        a: the first predictions, as `audit` takes them; group, cluster and weight columns are taken from here.
-        b: the second predictions; None where both are columns of one table, prediction=("old", "new").
+        a: the first predictions, in any form that `audit` accepts; also provides group, cluster and weight columns.
+        b: the second predictions; None if both are columns of one table, prediction=("old", "new").
         group_by: as in `audit`.
         intersections: as in `audit`.
-        metrics: as in `audit`; those on scores need a score of the positive class on both sides (the scores of
-            several classes are in the two audits only).
+        metrics: as in `audit`; metrics of scores need a score of the positive class on both sides (scores of several
+            classes are only in the two audits).
         n_boot: bootstrap replicates.
-        n_perm: random swaps; fewer, but at least 500, where groups × classes² is above 1600.
-        seed: of both.
+        n_perm: permutations; fewer, but at least 500, if groups × classes² is above 1600.
+        seed: seed of bootstrap and permutations.
         level: confidence level of each interval.
         min_cell: as in `audit`.
         min_group: as in `audit`.
         multiclass: as in `audit`.
         positive: as in `audit`.
         reference: as in `audit`.
-        correction: "westfall-young" or "holm" (no false finding in the family; the first knows what metrics have in
-            common), or "bh" (share of false findings). A metric that goes by two names counts once.
-        columns: of files and data frames, as in `audit`.
+        correction: "westfall-young" or "holm" (family-wise error; the first accounts for correlated metrics), or "bh"
+            (false discovery rate). A metric with two names counts once.
+        columns: columns of files and data frames, as in `audit`.
 
     Example:
         >>> import numpy as np

@@ -44,37 +44,36 @@ def audit(
     reference: Mapping[str, Any] | Sequence[str] | str | None = None,
     **columns: Any,
 ) -> Audit:
-    """How large the gaps between groups are, and how sure that is.
+    """Measure the gaps between groups, with confidence intervals.
 
     Count metrics are resampled as multinomial draws over (group, label, prediction) cells, which is the bootstrap over
-    rows (or over clusters, where there is a cluster column) without its cost. Intervals are percentile intervals;
-    for folded figures (gaps, ratios, worst groups) they come from inverting a test instead, because a percentile
-    interval of a gap near 0 misses it; see `fairhead.stats.intervals`.
+    rows (or over clusters, if there is a cluster column) without its cost. Intervals of rates are percentile intervals.
+    Intervals of gaps, ratios and worst groups come from inverting a test, because percentile intervals miss a gap
+    near 0; see `fairhead.stats.intervals`.
 
-    A rate with fewer than `min_cell` rows (or clusters) behind it is left out of its gap, and the estimate names it in
-    `detail["excluded"]`; where fewer than two groups remain, the estimate is undefined and says why. Figures by a
-    column rest on the rows that have a group there; `provenance["audit"]["without_group"]` counts the others.
+    A rate with fewer than `min_cell` rows (or clusters) is left out of its gap, and the estimate lists it in
+    `detail["excluded"]`; if fewer than two groups remain, the estimate is undefined and gives the reason. Figures by a
+    column use the rows that have a group there; `provenance["audit"]["without_group"]` counts the others.
 
     Args:
-        data: labels, predictions or scores, and group columns, as `Records`; or a file or a data frame (of pandas,
-            polars, Arrow or `datasets`), whose columns are named by the arguments of `Records.read`: label=,
+        data: labels, predictions or scores, and group columns, as `Records`; or a file or a data frame (pandas,
+            polars, Arrow or `datasets`), whose columns you name with the arguments of `Records.read`: label=,
             prediction=, score=, groups=, where=, ...
-        group_by: the group columns to audit; all of them by default.
+        group_by: the group columns to audit; all by default.
         intersections: also audit every combination of two or more of them.
-        metrics: names in `fairhead.audit.METRICS`, "all", and what `define_metric` returns; by default the headline
-            ones.
+        metrics: names in `fairhead.audit.METRICS`, "all", and results of `define_metric`; by default the headline
+            metrics.
         n_boot: bootstrap replicates.
-        seed: of the bootstrap; the same seed gives the same figures.
+        seed: seed of the bootstrap; the same seed gives the same figures.
         level: confidence level.
-        min_cell: rows that a rate needs; where there are clusters, also clusters with rows of its group.
-        min_group: rows that a group needs to take part in gaps; below 1, a share of all rows.
-        multiclass: how one-vs-rest gaps of several classes become one: "max" (as in DAM), "mean", or "weighted" by
-            how frequent each class is.
-        positive: the class that counts as positive; by default the last of two. With more classes, that class
-            against the rest.
-        columns: where `data` is a file or a data frame, what `Records.read` is told about it.
-        reference: the group that the others of its column are seen against, by column: {"race": "White"}, or just
-            "White" where one column has it; by default the largest. AIF360 calls it privileged.
+        min_cell: minimum number of rows for a rate; with clusters, also the minimum number of clusters in its group.
+        min_group: minimum size of a group to be included in gaps, in rows, or below 1 as a share of all rows.
+        multiclass: how to combine the one-vs-rest gaps of several classes: "max" (as in DAM), "mean", or "weighted" by
+            class frequency.
+        positive: the positive class; by default the last of two. With more classes, that class against the rest.
+        columns: arguments of `Records.read`, if `data` is a file or a data frame.
+        reference: the group to compare the others of its column with: {"race": "White"}, or just "White" if only one
+            column has it; by default the largest. AIF360 calls it privileged.
 
     Example:
         >>> from fairhead.records import Column, Records

@@ -308,14 +308,14 @@ def _split(
 
 
 def dataset(source: Any, *, kind: str | None = None, **options: Any) -> Dataset | Items[Any]:
-    """Data for the verbs, whatever they are: a published data set, files of your own, or objects.
+    """Make data for the verbs: from a published data set, your own files, or objects.
 
     Args:
-        source: "reader:path" ("celeba:CelebA", "images:labels.csv"), a data frame of pandas or polars, an Arrow table,
+        source: "reader:path" ("celeba:CelebA", "images:labels.csv"), a pandas or polars DataFrame, an Arrow table,
             a `datasets.Dataset`, lists by column name, or a list of PIL images or texts.
-        kind: "images", "texts", "pairs" or "triplets", where the columns of an object do not show it.
-        options: `label`, `groups`, `split`, `id`, `person` and others of the reader: names of columns; beside a list of
-            images or texts, the values themselves (groups as {name: values}).
+        kind: "images", "texts", "pairs" or "triplets", if the columns of an object do not show it.
+        options: `label`, `groups`, `split`, `id`, `person` and other options of the reader: column names, or with a
+            list of images or texts, the values themselves (groups as {name: values}).
 
     Example:
         >>> data = dataset(["A post.", "Another."], label=["no", "yes"], groups={"sex": ["f", "m"]})

@@ -284,11 +284,11 @@ def _check_shape(name: str, tensor: Tensor, shape: list[int]) -> None:
 
 
 def tap(model: nn.Module, layers: SupportsIndex | Iterable[int] | None = None) -> Tap:
-    """Open a Hugging Face model at its attention heads.
+    """Read and edit the attention heads of a Hugging Face model.
 
     Args:
         model: any transformers model, a part of one (`clip.vision_model`), or one wrapped by PEFT, DDP, torch.compile.
-        layers: the attention layers that may be read or edited; None for all. Others run untouched.
+        layers: the attention layers to read or edit; None for all. Other layers are not touched.
 
     Raises:
         UnsupportedModel: the model has no attention layer within reach, or cannot do what is asked.
@@ -300,8 +300,8 @@ def tap(model: nn.Module, layers: SupportsIndex | Iterable[int] | None = None) -
         ...                            intermediate_size=16, image_size=8, patch_size=4)).eval()
         >>> images = torch.zeros(3, 3, 8, 8)
         >>> with fairhead.tap(model) as heads:
-        ...     rows = heads.read("weights", tokens=0)   # what the first token looks at
-        ...     heads.zero([(0, 1), (1, 3)])             # two heads fall silent
+        ...     rows = heads.read("weights", tokens=0)   # what the first token attends to
+        ...     heads.zero([(0, 1), (1, 3)])             # set two heads to zero
         ...     _ = model(images)
         >>> rows[-1].shape                               # batch, heads, keys
         torch.Size([3, 4, 5])

@@ -31,11 +31,11 @@ def balance_weights(
     """Weights of training rows, for any training loop that can draw or weight rows, [n]; their mean is 1.
 
     Args:
-        features: of the training rows by a frozen encoder, [n, D].
+        features: features of the training rows from a frozen encoder, [n, D].
         labels: [n].
-        clusters: how many; by default the number whose clusters of two halves of the rows agree best.
-        cap: the largest weight, in means.
-        seed: of the clusters.
+        clusters: number of clusters; by default the one on which two halves of the rows agree best.
+        cap: largest weight, as a multiple of the mean.
+        seed: seed of the clusters.
 
     Example:
         >>> import torch
@@ -53,12 +53,12 @@ def balance_weights(
 def draw_by_weight(trainer: Any, weights: Tensor) -> None:
     """Let a Hugging Face `Trainer` draw training rows in proportion to their weights, such as `balance_weights`.
 
-    A step has the same rows and the same gradient however many batches and processes it is split into, and a training
-    that is resumed draws on.
+    A step has the same rows and the same gradient however many batches and processes it is split into, and resuming
+    continues the same sequence.
 
     Args:
-        trainer: before its training begins.
-        weights: of the rows of `trainer.train_dataset`, [n].
+        trainer: a Trainer that has not started training.
+        weights: weights of the rows of `trainer.train_dataset`, [n].
 
     Example:
         >>> draw_by_weight(trainer, balance_weights(features, labels))  # doctest: +SKIP
@@ -135,17 +135,17 @@ def match_weights(
 ) -> Matched:
     """Logistic regression of "deployment or training" within each class, cross-fitted.
 
-    Rows of one unit (a person, a document) stay in one fold: a person that is recognised would pass for a difference.
+    Rows of one unit (a person, a document) stay in one fold; a recognised person would look like a difference.
 
     Args:
         train: features of the training rows, [n, D].
         labels: [n].
         use: features of the deployment sample, [m, D].
         use_labels: [m].
-        units: who or what each training row is of, [n]; each row on its own by default.
+        units: the person or document of each training row, [n]; by default, each row is its own unit.
         use_units: the same for the sample, [m].
-        cap: the largest weight, in means.
-        seed: of the folds.
+        cap: largest weight, as a multiple of the mean.
+        seed: seed of the folds.
         classes: names of the labels, for messages.
 
     Raises:

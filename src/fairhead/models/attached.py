@@ -39,22 +39,22 @@ _FILES_BEFORE = ("fairhead.json", "fairhead.safetensors", "fairhead-self-debias.
 
 
 def attach(model: Any, method: Any, tokenizer: Any = None) -> Any:
-    """Put a method into a Hugging Face model; whatever trains that model then trains the method.
+    """Attach a method to a Hugging Face model, so that any training of the model also trains the method.
 
-    What it adds is saved with the model's own weights, whoever saves them, and `load` gives the model back. Its term is
-    in the model's own loss whenever the model is in training mode and is given labels.
+    The method is saved with the model's own weights, and `load` restores both. The model's own loss includes the term
+    of the method whenever the model is in training mode and receives labels.
 
     Args:
         model: a model with a task head.
         method: the method's settings, such as `DAM()`.
-        tokenizer: the model's own, for methods that put words before a text (`SelfDebias`).
+        tokenizer: the model's tokenizer, for methods that put words before a text (`SelfDebias`).
 
     Returns:
-        The same model; of a method that works on a language model's output, a model around it.
+        The same model; for a method that acts on a language model's output, a model that wraps it.
 
     Raises:
         UnsupportedModel: the family cannot carry the method.
-        InputError: a method is attached already, or a setting of this one is out of its range.
+        InputError: the model already has a method, or a setting of this one is out of range.
 
     Example:
         >>> from transformers import ViTConfig, ViTForImageClassification

@@ -62,15 +62,15 @@ _ADAPTER_WEIGHTS, _IN_ADAPTER = "adapter_model.safetensors", "base_model.model."
 
 
 def load(model: Model, *, device: str = "cpu", dtype: DType = "stored", download: bool = False) -> nn.Module:
-    """A model in evaluation mode, with the method that it carries: the outputs that it was saved with.
+    """Load a model in evaluation mode, with any method attached to it, so that it gives the outputs it was saved with.
 
     Args:
-        model: a folder that `save`, `save_pretrained`, a `Trainer` or PEFT wrote; a name on the Hugging Face hub that
-            is in the local cache; or a live model, which is given back.
-        device: "cpu", "cuda", "cuda:1", ...; "auto" takes a GPU where there is one.
-        dtype: "float32", "bfloat16" or "float16"; "stored" is that of the file; "auto" is float32 on a processor and
-            bfloat16 on a GPU.
-        download: fetch a model that is not in the local cache. A name "hub:NAME" says the same.
+        model: a folder written by `save`, `save_pretrained`, a `Trainer` or PEFT; a hub name in the local cache; or a
+            model object, which is returned.
+        device: "cpu", "cuda", "cuda:1", ...; "auto" uses a GPU if there is one.
+        dtype: "float32", "bfloat16" or "float16"; "stored" is that of the file; "auto" is float32 on a CPU and bfloat16
+            on a GPU.
+        download: download a model that is not in the local cache. "hub:NAME" does the same.
 
     Raises:
         InputError: there is no model, or weights of it are missing, misshapen or not finite.

@@ -64,16 +64,15 @@ class Records:
 
     Attributes:
         label: true classes. `label.levels` are the classes of the task and `prediction` has the same levels.
-        prediction: predicted classes; made from the scores where only those are known.
+        prediction: predicted classes; computed from the scores if only scores are given.
         scores: probability of the positive class, shape [n] (binary), or of each class, shape [n, C].
         groups: sensitive columns by name, for auditing only; a row may lack some of its groups.
-        id: one distinct value a row, for joining two sets of records.
+        id: a unique value per row, to join two sets of records.
         cluster: rows with the same value are resampled together (same document, same person).
         weight: non-negative sampling weights, shape [n].
         provenance: where the rows came from (path, sha256, rows read, rows dropped, ...).
-        numbers: the true and the predicted number, shape [n, 2], where the task is to predict numbers; `label` holds
-            nothing then.
-        labels: true and predicted columns by name, where a row may have several labels; `label` is the first then.
+        numbers: the true and the predicted number, shape [n, 2], for regression; `label` is then empty.
+        labels: true and predicted columns by name, if a row can have several labels; `label` is then the first.
 
     Example:
         >>> records = Records.from_arrays(label=[1, 0, 1], prediction=[1, 0, 0], groups={"race": ["a", "b", "b"]})
@@ -128,8 +127,8 @@ class Records:
     ) -> "Records":
         """Records from arrays or lists of n values; scores may also be those of every class in order, shape [n, C].
 
-        Labels and predictions are integers, bools, whole floats or text, groups are given by name, and otherwise the
-        arguments are those of `read`.
+        Labels and predictions are integers, bools, whole floats or text. Groups are given by name. The other arguments
+        are those of `read`.
 
         Example:
             >>> records = Records.from_arrays(["no", "yes", "no"], scores=[0.2, 0.7, 0.5], groups={"sex": "fmm"})
@@ -180,9 +179,9 @@ class Records:
         bins: Mapping[str, Sequence[float]] | None = None,
         target: str | None = None,
     ) -> "Records":
-        """Records from a data frame; the arguments name its columns and otherwise are those of `read`.
+        """Records from a data frame; the arguments are column names, as in `read`.
 
-        Frames of pandas and polars, Arrow tables, a `datasets.Dataset`, and arrays or lists by column name are read.
+        Accepts pandas and polars frames, Arrow tables, a `datasets.Dataset`, and arrays or lists by column name.
 
         Example:
             >>> import pandas as pd
@@ -219,8 +218,8 @@ class Records:
     ) -> "Records":
         r"""Records from a CSV, TSV, JSONL or Parquet file (the first three also as .gz, .bz2 or .xz), by its suffix.
 
-        Only the columns named are kept, and the file is read in chunks. With neither prediction nor score nor groups,
-        the file is taken for one that `save` wrote.
+        Only the named columns are kept, and the file is read in chunks. Without prediction, score and groups, the file
+        must be one that `save` wrote.
 
         Args:
             path: the file, or "-" for CSV on standard input.
@@ -229,26 +228,25 @@ class Records:
             score: column of the probability of the positive class, or one column for each class in order. Without
                 `prediction`, the predictions are `score >= threshold`, or the class with the highest score.
             groups: one or more columns of sensitive attributes.
-            id: column of distinct values, for joining two files.
-            cluster: column of what each row belongs to (a document, a person).
+            id: column of unique values, to join two files.
+            cluster: column of the document, person, ... that a row belongs to.
             weight: column of sampling weights.
-            classes: all classes, in the order of the score columns, where the labels alone do not show them.
-            positive: the positive class; by default the one of two that its name says (yes of yes and no), else the
-                last in sorted order, which the audit then says. With more than two classes, that class against the
-                rest.
-            threshold: the score from which on the positive class is predicted, where there is one score (or two); by
-                default 0.5, for probabilities. With a threshold, one score may be on any scale. "median": above the
-                median of the scores.
-            drop_missing: go on without the rows that miss a value; otherwise they are an error that counts them. A row
-                that lacks a group stays: only figures by that column leave it out.
-            where: a condition on rows, such as "age >= 18 and race in (White, Black)": `fairhead.records.where` says
-                what it may hold. Rows that do not meet it are left out, those with missing values among them.
-            bins: for a group column of numbers the edges of its groups: {"age": [25, 45]} makes "under 25",
+            classes: all classes, in the order of the score columns, if the labels do not include all of them.
+            positive: the positive class. The default is the class named yes, true or 1, otherwise the last in sorted
+                order, which the audit then states. With more than two classes, that class against the rest.
+            threshold: with one score (or two), scores of at least this value predict the positive class; by default
+                0.5, for probabilities. With a threshold, a single score may have any scale. "median": above the median
+                of the scores.
+            drop_missing: drop rows with missing values; otherwise they raise an error that counts them. A row without a
+                group stays: only figures by that column leave it out.
+            where: a condition on rows, such as "age >= 18 and race in (White, Black)"; see `fairhead.records.where`.
+                Rows that do not meet it, including those with missing values, are left out.
+            bins: edges that turn a numeric group column into groups: {"age": [25, 45]} makes "under 25",
                 "25 to under 45" and "45 and over".
-            target: where the task is to predict numbers, the column of the true ones, instead of `label`; `prediction`
-                is then that of the predicted ones.
-            encoding: of a text file, by default UTF-8; files of Windows are often cp1252.
-            decimal: the sign within the numbers of CSV and TSV, "." (by default) or ",".
+            target: for regression, the column of the true numbers, instead of `label`; `prediction` is then the column
+                of the predicted numbers.
+            encoding: encoding of a text file, by default UTF-8; files from Windows are often cp1252.
+            decimal: decimal separator of CSV and TSV files, "." (the default) or ",".
 
         Example:
             >>> import tempfile, pathlib
@@ -267,8 +265,8 @@ class Records:
         """Write all columns as CSV, TSV, JSONL or Parquet (by suffix; text also as .gz); `Records.read(path)` reads it.
 
         The columns are called id, label, prediction, score (or score:<class>), cluster, weight, and the groups keep
-        their names. CSV cannot tell the text "1" from the number; JSONL and Parquet can. The file appears whole or
-        not at all.
+        their names. CSV does not distinguish the text "1" from the number; JSONL and Parquet do. The file is written
+        completely or not at all.
 
         Example:
             >>> import tempfile, pathlib

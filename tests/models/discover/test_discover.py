@@ -317,7 +317,7 @@ def test_a_linear_head_is_given_the_features(blobs):
     yes = {row.group: row.rates["selection_rate"].value for row in found.audit.by_group}
     assert yes == {"cluster 1": 0, "cluster 2": 0, "cluster 3": 1}
     narrow = LinearHead.of(features[:, :2], ("no", "yes"))
-    with pytest.raises(InputError, match="linear head of 2 features and the encoder gives 6"):
+    with pytest.raises(InputError, match="linear head on 2 features, but the encoder has 6"):
         found_in(blobs, model=narrow)
 
 
