@@ -33,6 +33,19 @@ def test_a_planted_slice_is_found_and_confirmed(rate):
     assert abs(first.rest - (0.77 if rate == "accuracy" else 0.22)) < 0.08
 
 
+def test_no_slice_lies_within_another():
+    """A part of a slice, or a slice around it, says the same again."""
+    records = made()
+    columns = {name: column.values().tolist() for name, column in records.groups.items()}
+    found = [dict(zip(one.group_by.split(" × "), one.group.split(" × "), strict=True)) for one in worst_slices(records)]
+    rows = [
+        {i for i in range(len(records)) if all(str(columns[name][i]) == group for name, group in of.items())}
+        for of in found
+    ]
+    assert len(rows) == 5
+    assert not any(a <= b for i, a in enumerate(rows) for j, b in enumerate(rows) if i != j)
+
+
 def test_halves_follow_from_the_seed_and_keep_clusters_together():
     records = made(usual=0.2, bad=0.2)
     found = worst_slices(records, most=5)
