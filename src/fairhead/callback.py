@@ -24,8 +24,9 @@ class AuditCallback(TrainerCallback):
 
     The figures are added to the metrics of the evaluation: `eval_EOd_sex`, `eval_EOd_sex_low` and `eval_EOd_sex_high`.
     So every tracker of the Trainer receives them (TensorBoard, trackio, wandb, mlflow, ...), and you can use one as
-    `metric_for_best_model`. An undefined gap is NaN, which is never the best; a warning gives the reason once. Training
-    sees no groups: they are looked up after an evaluation. No row is predicted twice.
+    `metric_for_best_model`. An undefined gap is NaN, which is never the best; a warning gives the reason once. Rows
+    without a group are left out of the figures by that column; a warning counts them once. Training sees no groups:
+    they are looked up after an evaluation. No row is predicted twice.
 
     Attributes:
         audits: one for each evaluation so far, as (prefix of its figures' names, step, audit).
@@ -111,14 +112,21 @@ class AuditCallback(TrainerCallback):
         options = {"positive": positive, **self.options}
         found = audit(records, **options)
         self.audits.append((metric_key_prefix, self.trainer.state.global_step, found))
+        for column, n in found.provenance["audit"].get("without_group", {}).items():
+            self._tell(column, "%s rows of the evaluation have no %s and are left out of its figures", n, column)
         for figure in found.estimates:
             name = "_".join([metric_key_prefix, figure.metric, *([figure.group_by] if figure.group_by else [])])
-            if figure.value is None and name not in self._told:
-                self._told.add(name)
-                _log.warning("%s is undefined and logged as NaN: %s", name, figure.undefined)
+            if figure.value is None:
+                self._tell(name, "%s is undefined and logged as NaN: %s", name, figure.undefined)
             ends = {name: figure.value, f"{name}_low": figure.low, f"{name}_high": figure.high}
             output.metrics.update({key: math.nan if value is None else value for key, value in ends.items()})
         return output
+
+    def _tell(self, about: str, message: str, *values: object) -> None:
+        """Log a warning, once about each thing."""
+        if about not in self._told:
+            self._told.add(about)
+            _log.warning(message, *values)
 
     def _records(self, output: Any, groups: Mapping[str, Any], names: Sequence[str]) -> Records:
         """One row for each that was evaluated; `names` are the classes."""
@@ -142,6 +150,7 @@ class AuditCallback(TrainerCallback):
             scores=None if scores is None else scores[:, 1] if len(names) == 2 else scores,
             groups=groups,
             classes=names,
+            drop_missing=scores is None or bool(np.isfinite(scores).all()),  # of groups alone
         )
 
     def _groups_of(self, data: Any) -> dict[str, Any]:
@@ -171,5 +180,6 @@ def _column(data: Any, name: str) -> Any:
             f"the evaluation data have no column {name!r}; there are: {', '.join(known) or 'none'}."
             f"{did_you_mean(name, known)} Groups can also be given as values: groups={{{name!r}: [...]}}"
         )
-    values = data[name] if hasattr(data, "column_names") else [data[i][name] for i in range(len(data))]
-    return np.asarray(list(values))
+    values = list(data[name]) if hasattr(data, "column_names") else [data[i][name] for i in range(len(data))]
+    found = np.asarray(values)
+    return found if found.dtype.kind != "U" else np.array(values, dtype=object)  # NaN among texts is not "nan"

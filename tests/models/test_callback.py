@@ -110,6 +110,24 @@ def test_groups_may_be_given_as_values(tmp_path):
         fairhead.AuditCallback(trainer, {"sex": sex[1:]})
 
 
+@pytest.mark.parametrize("none", [None, float("nan")])
+@pytest.mark.parametrize("as_values", [False, True])
+def test_rows_without_a_group_are_left_out_of_its_figures_and_counted(as_values, none, tmp_path, caplog):
+    evaluation = rows(301)
+    known = [row for i, row in enumerate(evaluation) if i % 5]
+    some = [row if i % 5 else {**row, "sex": none} for i, row in enumerate(evaluation)]
+    trainer, _ = made_trainer(tmp_path, some)
+    groups = {"sex": [row["sex"] for row in some]} if as_values else "sex"
+    callback = fairhead.AuditCallback(trainer, groups, n_boot=200)
+    found, _ = trainer.evaluate(), trainer.evaluate()
+    assert callback.audits[0][2].provenance["audit"]["without_group"] == {"sex": 61}
+    assert caplog.text.count("61 rows of the evaluation have no sex") == 1
+    trainer, _ = made_trainer(tmp_path, known)
+    fairhead.AuditCallback(trainer, "sex", n_boot=200)
+    alone = trainer.evaluate()
+    assert {k: found[k] for k in found if "sex" in k} == pytest.approx({k: alone[k] for k in alone if "sex" in k})
+
+
 @pytest.mark.parametrize("option", ["train_sampling_strategy", "dataloader_drop_last"])
 def test_rows_keep_their_groups_however_the_trainer_makes_batches(option, tmp_path):
     class ByLength(Trainer):
