@@ -16,9 +16,9 @@ from mutations import CORPUS, SECONDS, fuzz, mutated, reads_or_refuses
 
 from fairhead.bench.grid_file import read_grid
 from fairhead.data.files import Skips, Source
-from fairhead.data.own_table import GroupFile
 from fairhead.errors import InputError
 from fairhead.records import Records
+from fairhead.records.layout import GroupFile
 from fairhead.store import read_arrays
 
 COLUMNS = ("row", "y", "yhat", "g")

@@ -56,6 +56,11 @@ def test_audit_needs_no_torch():
     assert python(code) == "False\n"
 
 
+def test_groups_of_a_file_need_no_pictures():
+    code = "import sys, fairhead.cli.audit; from fairhead.records.layout import GroupFile; print('PIL' in sys.modules)"
+    assert python(code) == "False\n"
+
+
 @pytest.mark.parametrize("arguments", [["--help"], ["audit", "--help"], ["--version"], []])
 def test_help_imports_nothing_heavy(arguments):
     code = f"""

@@ -117,7 +117,7 @@ class Columns:
 
         joined = None
         if self.groups_from is not None:
-            from fairhead.data.own_table import GroupFile
+            from fairhead.records.layout import GroupFile
 
             joined = GroupFile.read(self.groups_from)
         further = () if joined is None else joined.columns

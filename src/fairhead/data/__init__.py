@@ -18,9 +18,9 @@ from weakref import WeakValueDictionary
 from fairhead.data.datasets import Attributes, Dataset, Examples, Items, TextPair
 from fairhead.data.images import Images
 from fairhead.data.own import dataset
-from fairhead.data.own_table import GroupFile
 from fairhead.errors import InputError, check_known, not_known
 from fairhead.installed import added, registered
+from fairhead.records.layout import GroupFile
 from fairhead.settings import check_settings
 
 __all__ = ["READERS", "Attributes", "Dataset", "Examples", "Images", "Items", "Reader", "TextPair", "check_spec"]

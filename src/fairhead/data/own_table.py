@@ -1,21 +1,17 @@
-"""A user's own table: a file, a data frame, a data set of another library, or lists by column name; and its groups."""
+"""A user's own table: a file, a data frame, a data set of another library, or lists by column name."""
 
-import csv
 import os
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from fairhead.data.files import Skips
 from fairhead.errors import InputError
-from fairhead.records import Column, composed
-from fairhead.store import reading
 
 
 @dataclass(frozen=True)
@@ -151,55 +147,3 @@ def _together(parts: Mapping[str, Any]) -> dict[str, list[Any]]:
                 columns.setdefault(name, []).extend(table.values(name))
         columns.setdefault("split", []).extend([part] * len(data))
     return columns
-
-
-class GroupFile(NamedTuple):
-    """A CSV file with a column `id` and columns of groups to join onto rows, such as `fairhead discover` writes."""
-
-    path: str
-    columns: tuple[str, ...]  # of groups
-    rows: Mapping[str, tuple[str, ...]]  # by id, the groups
-
-    @classmethod
-    def read(cls, path: str | os.PathLike[str]) -> "GroupFile":
-        """Read the file; each id needs its groups, and may be there once."""
-        with reading(path, "is not a CSV file in UTF-8"), open(path, encoding="utf-8-sig", newline="") as file:
-            header, *lines = list(csv.reader(file)) or [[]]
-        if "id" not in header or len(header) < 2 or len({*header}) < len(header):
-            raise InputError(
-                f"{path}: expected a CSV file with a column id and columns of groups; "
-                f"found {', '.join(header) or 'none'}"
-            )
-        place, rows = header.index("id"), {}
-        for number, line in enumerate(lines, 2):
-            if not line:
-                continue
-            if len(line) != len(header) or not all(cell.strip() for cell in line):
-                raise InputError(f"{path}: line {number} has a blank or missing value; each id needs its groups")
-            if line[place] in rows:
-                raise InputError(f"{path}: the id {line[place]} is there twice; one line an id is expected")
-            rows[line[place]] = tuple(map(composed, line[:place] + line[place + 1 :]))
-        return cls(str(path), tuple(header[:place] + header[place + 1 :]), rows)
-
-    def of(self, ids: ArrayLike | None) -> dict[str, Column]:
-        """The group columns of these ids, in their order; ids without an entry are refused."""
-        if ids is None:
-            raise InputError(f"{self.path}: groups are joined by id, and the rows have none; name their id column")
-        wanted = [str(name) for name in np.asarray(ids).tolist()]
-        lost = [name for name in wanted if name not in self.rows]
-        if lost:
-            raise InputError(
-                f"{self.path}: {len(lost)} of {len(wanted)} rows have no entry there; the first has the id {lost[0]}"
-            )
-        return {name: _column([self.rows[row][i] for row in wanted]) for i, name in enumerate(self.columns)}
-
-
-def _column(values: list[str]) -> Column:
-    """Numbers within the names of groups count as numbers: "cluster 2" comes before "cluster 10"."""
-
-    def place(level: str) -> list[tuple[int, str]]:
-        return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", level)]
-
-    levels = sorted({*values}, key=place)
-    code = {level: number for number, level in enumerate(levels)}
-    return Column(np.array([code[value] for value in values], dtype=np.int32), tuple(levels))

@@ -1,13 +1,21 @@
-"""Which column of a table plays which part, which rows count, and what the columns are called."""
+"""Which column of a table plays which part, which rows count, what columns are called; groups joined from a file."""
 
+import csv
+import os
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
 
 from fairhead.errors import InputError, did_you_mean
+from fairhead.records import Column, composed
 from fairhead.records.where import Where
+from fairhead.store import reading
 
 
 @dataclass(frozen=True)
@@ -154,3 +162,55 @@ def find_column(name: str, columns: Sequence[str], where: str) -> None:
     if len(alike) > 1:
         raise InputError(f"{where} has {len(alike)} columns called {name!r}; say which: {' or '.join(alike)}")
     raise InputError(f"{where} has no column {name!r}.{did_you_mean(name, known)} Its columns: {', '.join(known)}")
+
+
+class GroupFile(NamedTuple):
+    """A CSV file with a column `id` and columns of groups to join onto rows, such as `fairhead discover` writes."""
+
+    path: str
+    columns: tuple[str, ...]  # of groups
+    rows: Mapping[str, tuple[str, ...]]  # by id, the groups
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> "GroupFile":
+        """Read the file; each id needs its groups, and may be there once."""
+        with reading(path, "is not a CSV file in UTF-8"), open(path, encoding="utf-8-sig", newline="") as file:
+            header, *lines = list(csv.reader(file)) or [[]]
+        if "id" not in header or len(header) < 2 or len({*header}) < len(header):
+            raise InputError(
+                f"{path}: expected a CSV file with a column id and columns of groups; "
+                f"found {', '.join(header) or 'none'}"
+            )
+        place, rows = header.index("id"), {}
+        for number, line in enumerate(lines, 2):
+            if not line:
+                continue
+            if len(line) != len(header) or not all(cell.strip() for cell in line):
+                raise InputError(f"{path}: line {number} has a blank or missing value; each id needs its groups")
+            if line[place] in rows:
+                raise InputError(f"{path}: the id {line[place]} is there twice; one line an id is expected")
+            rows[line[place]] = tuple(map(composed, line[:place] + line[place + 1 :]))
+        return cls(str(path), tuple(header[:place] + header[place + 1 :]), rows)
+
+    def of(self, ids: ArrayLike | None) -> dict[str, Column]:
+        """The group columns of these ids, in their order; ids without an entry are refused."""
+        if ids is None:
+            raise InputError(f"{self.path}: groups are joined by id, and the rows have none; name their id column")
+        wanted = [str(name) for name in np.asarray(ids).tolist()]
+        lost = [name for name in wanted if name not in self.rows]
+        if lost:
+            raise InputError(
+                f"{self.path}: {len(lost)} of {len(wanted)} rows have no entry there; the first has the id {lost[0]}"
+            )
+        return {name: _column([self.rows[row][i] for row in wanted]) for i, name in enumerate(self.columns)}
+
+
+def _column(values: list[str]) -> Column:
+    """Numbers within the names of groups count as numbers: "cluster 2" comes before "cluster 10"."""
+
+    def place(level: str) -> list[tuple[int, str]]:
+        return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", level)]
+
+    levels = sorted({*values}, key=place)
+    code = {level: number for number, level in enumerate(levels)}
+    return Column(np.array([code[value] for value in values], dtype=np.int32), tuple(levels))

@@ -5,8 +5,8 @@ import pytest
 
 from fairhead.cli import main
 from fairhead.data import dataset, read
-from fairhead.data.own_table import GroupFile
 from fairhead.errors import InputError
+from fairhead.records.layout import GroupFile
 
 
 @pytest.fixture
