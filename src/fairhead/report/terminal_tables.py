@@ -10,7 +10,6 @@ from rich.table import Table
 
 from fairhead.report.wording import (
     LIBRARIES,
-    THIN_SPACE,
     between,
     change_between,
     is_share,
@@ -147,7 +146,7 @@ def _metric_name(metric: str) -> str:
 def _number(metric: str, value: float | None) -> str:
     if value is None or is_share(metric):
         return number(None if value is None else 100 * value, 1)
-    return number(value, 3 if abs(value) < 10 else 1 if abs(value) < 1000 else 0).replace(THIN_SPACE, ",")
+    return number(value, 3 if abs(value) < 10 else 1 if abs(value) < 1000 else 0)
 
 
 def _with_interval(metric: str, value: float | None, low: float | None, high: float | None, unit: str = "") -> str:

@@ -9,7 +9,7 @@ from fairhead.stats import ALPHA, Difference, Estimate
 from fairhead.stats import p_value as p_value
 from fairhead.stats.bootstrap import STABLE_ROWS
 
-THIN_SPACE = "\u202f"  # narrow and without a line break: between thousands, and before a unit
+THIN_SPACE = "\u202f"  # narrow and without a line break: before a unit
 MINUS = "\u2212"
 CROSS = " × "  # between the names of columns, and of groups, that are crossed
 # Full names where the short one does not speak for itself; the definition of each metric comes with its figure.
@@ -139,8 +139,8 @@ def is_share(metric: str) -> bool:
 
 
 def count(n: float) -> str:
-    """Write a count with thin spaces between thousands."""
-    return f"{n:,}".replace(",", THIN_SPACE).replace("-", MINUS)
+    """Write a count with commas between thousands."""
+    return f"{n:,}".replace("-", MINUS)
 
 
 def decimals(*values: float | None, spread: float | None = None) -> int:
@@ -161,7 +161,7 @@ class Scale(NamedTuple):
     def number(self, value: float, signed: bool = False) -> str:
         """Write the bare number, without its unit."""
         rounded = round(value * self.factor, self.digits)
-        text = f"{abs(rounded):,.{self.digits}f}".replace(",", THIN_SPACE)
+        text = f"{abs(rounded):,.{self.digits}f}"
         sign = MINUS if rounded < 0 else "+" if signed and rounded > 0 else ""
         return sign + text
 
