@@ -315,7 +315,7 @@ def rates_ends(rates: Mapping[str, Rates], level: float) -> dict[str, NDArray[np
         every = np.where(np.isnan(every).all(axis=-1, keepdims=True), 0.0, every)
         found = np.nanquantile(every, tails, axis=-1)
     else:
-        found = intervals.quantiles(every, tails, complete=True)
+        found = intervals.quantiles(every, tails)
     widths = [len(star) for star in stars.values()]
     return ends | dict(zip(stars, np.split(found, np.cumsum(widths)[:-1], axis=-1), strict=True))
 

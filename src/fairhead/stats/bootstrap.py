@@ -212,8 +212,9 @@ def _bent(z: Array, part: Array, variance: Array) -> Array:
     bent = squared - 1
     bent *= (1 - 2 * part) / 6
     scale = np.sqrt(part * (1 - part))
-    few = (variance < _LARGER)[:, 0]
+    few: Any = (variance < _LARGER)[:, 0]
     if few.any():
+        few = slice(None) if few.all() else few  # without copies
         p, v = part[few], variance[few]
         continuous = v - 1 / 12
         kurtosis = (v * (1 - 6 * p * (1 - p)) + 1 / 120) / (24 * continuous**1.5)

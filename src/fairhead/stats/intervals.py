@@ -73,18 +73,14 @@ def percentile(star: Array, level: float = 0.95) -> Interval:
     return Interval(float(low), float(high), _std(star), None, "percentile")
 
 
-def quantiles(values: Array, shares: Sequence[float], complete: bool = False) -> Array:
-    """`np.quantile` over the last axis, [..., B] to [shares, ...], without what it costs for few values.
-
-    `complete` says that no value is NaN.
-    """
-    if not values.shape[-1] or (not complete and np.isnan(values).any()):  # its answers and its errors
+def quantiles(values: Array, shares: Sequence[float]) -> Array:
+    """`np.quantile` over the last axis, [..., B] to [shares, ...], without what it costs for few values."""
+    ranked = np.sort(values, axis=-1)  # with vector instructions, three times as quick as `np.partition`
+    if not values.shape[-1] or np.isnan(ranked[..., -1]).any():  # its answers and its errors
         return np.asarray(np.quantile(values, shares, axis=-1))
     last = values.shape[-1] - 1
-    places = [share * last for share in shares]
-    ranked = np.sort(values, axis=-1)  # with vector instructions, three times as quick as `np.partition`
     found = []
-    for place in places:
+    for place in (share * last for share in shares):
         low, high = ranked[..., int(place)], ranked[..., min(int(place) + 1, last)]
         found.append(low + (high - low) * (place - int(place)))
     return np.array(found)

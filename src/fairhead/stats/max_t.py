@@ -8,6 +8,7 @@ difference is measured in its own standard error (max-T), so a small group does 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 from math import isnan, log, prod
 from typing import Any, NamedTuple
 
@@ -55,7 +56,8 @@ class _Part(NamedTuple):
         if not self.alone:
             noise = np.add.reduceat(noise, [some.start for some in self.classes])
             noise /= [some.stop - some.start for some in self.classes]
-        noise = np.append(noise, 0.0)
+        if self.a[-1] == len(self.classes):
+            noise = np.append(noise, 0.0)
         return noise[self.a] if self.b is None else noise[self.a] + noise[self.b]
 
     def ends(self, rates: Array) -> "_Ends":
@@ -238,9 +240,9 @@ def _part(row: Row, rows: int, to_overall: bool) -> _Part:
             of = [min(int(log(se[g] / least) / width), most - 1) for g in known]
             classes = [[g for g, k in zip(known, of, strict=True) if k == number] for number in sorted(set(of))]
     a, b = _compared(tuple(len(some) > 1 for some in classes), rows > 1, to_overall)
-    ends = np.cumsum([len(some) for some in classes]).tolist()
-    at = [slice(end - len(some), end) for some, end in zip(classes, ends, strict=True)]
-    return _Part(row.place, row.share, np.concatenate(classes), at, a, None if to_overall else b)
+    at = [slice(end - len(some), end) for some, end in zip(classes, accumulate(map(len, classes)), strict=True)]
+    groups = np.array([g for some in classes for g in some])
+    return _Part(row.place, row.share, groups, at, a, None if to_overall else b)
 
 
 @lru_cache
@@ -265,10 +267,17 @@ def westfall_young(observed: Sequence[float], draws: Sequence[Array], blocks: Se
         >>> [round(p, 3) for p in (*same, *two)]
         [0.006, 0.006, 0.012, 0.012]
     """
-    ranked = [np.sort(drawn) for drawn in draws]
     # How large a share of replicates is as large: of what was observed, and of each replicate.
-    p = [(1 + len(r) - int(np.searchsorted(r, x))) / (1 + len(r)) for r, x in zip(ranked, observed, strict=True)]
-    by_chance = [(len(r) - np.searchsorted(r, drawn)) / (1 + len(r)) for r, drawn in zip(ranked, draws, strict=True)]
+    p, by_chance = [], []
+    for x, drawn in zip(observed, draws, strict=True):
+        ranked = np.sort(drawn)
+        place = int(np.searchsorted(ranked, x))
+        p.append((1 + len(drawn) - place) / (1 + len(drawn)))
+        # Only shares up to p count below: most replicates need not be looked up.
+        some = ~(drawn < ranked[max(place - 1, 0)])
+        share = np.ones(len(drawn))
+        share[some] = (len(drawn) - np.searchsorted(ranked, drawn[some])) / (1 + len(drawn))
+        by_chance.append(share)
     adjusted = list(p)
     smallest: dict[Hashable, Array] = {}
     for k in sorted(range(len(p)), key=lambda k: -p[k]):  # from the largest: a test is up against those that follow it
