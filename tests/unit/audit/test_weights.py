@@ -28,6 +28,21 @@ def truth(world):
     return {"DP": np.ptp(selected), "EOp": np.ptp(true), "FPR_gap": np.ptp(false), "accuracy": accuracy.mean()}
 
 
+def test_shares_of_training_as_weights_give_the_adjusted_average_accuracy():
+    """That of Waterbirds: the accuracy of each label and group, by how frequent they were in training."""
+    rng = np.random.default_rng(0)
+    label, group = rng.integers(0, 2, (2, 800))
+    right = rng.random(800) < np.array([0.9, 0.6, 0.7, 0.95])[2 * label + group]
+    training, cell = np.array([0.73, 0.04, 0.01, 0.22]), 2 * label + group
+    weight = (training / (np.bincount(cell) / 800))[cell]
+    records = fairhead.Records.from_arrays(label, np.where(right, label, 1 - label), groups={"g": group}, weight=weight)
+    found = fairhead.audit(records, metrics=["accuracy"])["accuracy"]
+    adjusted = sum(share * right[cell == k].mean() for k, share in enumerate(training))
+    assert found.value == pytest.approx(adjusted)
+    assert found.low < adjusted < found.high
+    assert abs(adjusted - right.mean()) > 0.05
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("world", WORLD)
 @pytest.mark.parametrize("n", [400, 1500])
