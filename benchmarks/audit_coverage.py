@@ -40,6 +40,8 @@ GAPS = {
     "4 groups, gaps": ([400, 300, 200, 100], [0.9, 0.8, 0.85, 0.7]),
     "8 unequal groups, even": (LAW, [0.85] * 8),
     "8 unequal groups, the large ones differ": (LAW, [0.92, 0.78] + [0.85] * 6),
+    "8 unequal groups, the two smallest differ": (LAW, [0.85] * 6 + [0.92, 0.78]),
+    "8 unequal groups, the smallest is lower": (LAW, [0.85] * 7 + [0.7]),
     "7 groups, three of 10 to 30 rows, even": ([4000, 300, 200, 100, 30, 15, 10], [0.8] * 7),
     "COMPAS, 6 races": ([1901, 966, 232, 133, 9, 10], [0.72, 0.523, 0.44, 0.323, 0.556, 0.9]),
 }
@@ -204,13 +206,13 @@ TABLES = {
         *(Line(f"mean gap over pairs, {name}", arrays(mean_of_pairs, *given)) for name, given in PAIRS.items()),
         *(Line(f"area between ROC curves, {true_area(e):.3f}", arrays(area_between, e)) for e in ROC),
         Line("lowest accuracy of group and label, 1,000 rows, a minority of 20 %", arrays(lowest, 1000, 0.2, 0.8)),
-        Line("lowest accuracy, 200 rows, a minority of 5 % is left out: at most", arrays(lowest, 200, 0.05, 0.8)),
-        Line("gap of weighted rows", weighted),
+        Line("lowest accuracy (upper bound), 200 rows, a minority of 5 % is excluded", arrays(lowest, 200, 0.05, 0.8)),
+        Line("gap with sampling weights", weighted),
         Line("change of a gap between two files, smaller", arrays(drifted, [0.2, 0.6], [0.4, 0.5])),
         Line("change of a gap between two files, the second even", arrays(drifted, [0.3, 0.5], [0.5, 0.5])),
     ],
-    "columns, all even | false headlines": [
-        Line(f"{n}{' and their crossings' if crossed else ''}", arrays(headline, n, crossed))
+    "group columns, all without a gap | false findings": [
+        Line(f"{n}{' and their intersections' if crossed else ''}", arrays(headline, n, crossed))
         for n, crossed in ((1, False), (3, False), (5, False), (3, True))
     ],
 }
