@@ -40,6 +40,7 @@ _FAR = 1e6
 # Ends are sought to this share of a standard error: a third of their Monte-Carlo error at 10 000 replicates.
 _PRECISION = 1 / 128
 _MOST_PROBES = 16
+_ROUNDED = 1e-9
 # A rate without any noise, beside others, counts as having this share of theirs.
 _NO_NOISE = 1e-6
 
@@ -172,8 +173,12 @@ def gap(
                 errors = errors_at(rates)
                 scale = contrasts.se(errors.se)
                 least = theta + float(np.max((differences - theta) / scale)) * scale
-                above = contrasts.share_above(rates + errors.drawn, least)
-                return above + (float(np.mean(reduce(rates + error) < theta - width)) if theta > width else 0.0)
+                found = contrasts.share_above(rates + errors.drawn, least)
+                if theta > width and candidates.signed is not None:
+                    # A gap is no smaller than the difference of any two groups: few replicates need a look.
+                    small = far < theta - width - float(candidates.signed(rates[None])[0]) + _ROUNDED
+                    found += np.count_nonzero(reduce(rates + error[small]) < theta - width) / len(error)
+                return found
             shown = reduce(rates + error)
         return max(
             (np.count_nonzero(some >= observed) + np.count_nonzero(some < theta - width)) / len(some)

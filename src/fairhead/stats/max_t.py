@@ -136,15 +136,19 @@ class _Pool(NamedTuple):
     def largest(self, rates: Array, se: Array) -> Array:
         """How many standard errors [contrasts] the contrasts of rates [B, R, C, G] are, at most, shape [B]."""
         ends, first = [part.ends(rates) for part in self.parts], self.parts[0]
-        chosen, mirrored = np.arange(len(se)), False
-        if len(self.parts) == 1 and first.b is not None and first.alone:
-            chosen, mirrored = np.flatnonzero(first.a < first.b), True  # a minus b is b minus a, turned round
         found = np.full(len(rates), -np.inf)
-        for start in range(0, len(chosen), _BLOCK):
-            some = chosen[start : start + _BLOCK]
+        if len(ends) == 1 and first.b is not None and first.alone:
+            row, of_pairs = ends[0].highest, se.reshape(len(first.groups), -1)
+            for a in range(len(row) - 1):  # a minus b is b minus a, turned round
+                every = row[a + 1 :] - row[a]
+                every *= 1 / of_pairs[a, a:, None]
+                np.maximum(found, np.abs(every, out=every).max(axis=0), out=found)
+            return found
+        for start in range(0, len(se), _BLOCK):
+            some = np.arange(start, min(start + _BLOCK, len(se)))
             every = self.differences(ends, some)
             every *= 1 / se[some, None]
-            np.maximum(found, (np.abs(every, out=every) if mirrored else every).max(axis=0), out=found)
+            np.maximum(found, every.max(axis=0), out=found)
         return found
 
     def any_above(self, rates: Array, least: Array) -> NDArray[np.bool_]:
