@@ -122,6 +122,8 @@ class _Pool(NamedTuple):
 
     def se(self, se: Array) -> Array:
         """Standard errors of the contrasts, from those of the rates."""
+        if len(self.parts) == 1:
+            return np.sqrt(self.parts[0].squares(se))
         return np.sqrt(sum(part.squares(se)[at] for part, at in zip(self.parts, self.chosen, strict=True)))
 
     def differences(self, ends: "list[_Ends]", some: slice | NDArray[Any] = slice(None)) -> Array:
