@@ -9,10 +9,12 @@ Everything reads and writes one table, `Records`, and every verb returns a resul
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
+from pkgutil import resolve_name
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from fairhead.installed import __version__ as __version__
+from fairhead.errors import InputError
 
 if TYPE_CHECKING:
     from fairhead.audit import audit as audit
@@ -31,6 +33,13 @@ if TYPE_CHECKING:
     from fairhead.verbs import mitigate as mitigate
     from fairhead.verbs import predict as predict
     from fairhead.verbs import score as score
+
+T = TypeVar("T")
+
+try:
+    __version__ = version("fairhead")  # that of the latest git tag
+except PackageNotFoundError:  # the source alone, not installed
+    __version__ = "0+unknown"
 
 # Public name -> the module that defines it.
 _PUBLIC = {
@@ -113,3 +122,20 @@ def later(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
 def make_verb(package: str) -> None:
     """Let a package be called as the verb of its name."""
     sys.modules[package].__class__ = _Verb
+
+
+def added(group: str) -> dict[str, EntryPoint]:
+    """What other packages add to fairhead: the entry points of a group by name."""
+    return {point.name: point for point in entry_points(group=group)}
+
+
+def registered(name: str, place: str, kind: type[T]) -> T:
+    """What a registry, or an entry point, names as "module:object": one of this kind, called so."""
+    try:
+        found: Any = resolve_name(place)
+    except (ImportError, AttributeError) as error:
+        what = kind.__name__.lower().removesuffix("entry")
+        raise InputError(f"the {what} {name!r} cannot be imported from {place}: {error}") from error
+    if not isinstance(found, kind) or getattr(found, "name", None) != name:
+        raise InputError(f"{place} is not a {kind.__name__} called {name!r}, as its registration says")
+    return found

@@ -15,11 +15,11 @@ from pkgutil import resolve_name
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
+from fairhead import added, registered
 from fairhead.data.datasets import Attributes, Dataset, Examples, Items, TextPair
 from fairhead.data.images import Images
 from fairhead.data.own import dataset
 from fairhead.errors import InputError, check_known, not_known
-from fairhead.installed import added, registered
 from fairhead.records.layout import GroupFile
 from fairhead.settings import check_settings
 

@@ -9,8 +9,8 @@ from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from pkgutil import resolve_name
 from typing import Any, Literal
 
+from fairhead import added, registered
 from fairhead.errors import InputError, check_known, not_known
-from fairhead.installed import added, registered
 from fairhead.settings import check_settings
 
 ENTRY_POINTS = "fairhead.methods"

@@ -9,8 +9,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
+from fairhead import __version__
 from fairhead.errors import FairheadError, InputError
-from fairhead.installed import __version__
 from fairhead.report.wording import by, in_short, p_value, scale_of, with_interval
 from fairhead.stats import Difference, Estimate
 from fairhead.store import reading, write_text

@@ -10,7 +10,7 @@ import pytest
 import torch
 from language_models import build, saved, tokenizer
 
-from fairhead import installed
+import fairhead
 from fairhead.cli import main
 from fairhead.language import benchmarks
 
@@ -96,7 +96,7 @@ def added(monkeypatch):
 
     def add(name, value):
         point = EntryPoint(name, value, benchmarks.ENTRY_POINTS)
-        monkeypatch.setattr(installed, "entry_points", lambda group: [point])
+        monkeypatch.setattr(fairhead, "entry_points", lambda group: [point])
         benchmarks._added.cache_clear()
 
     yield add

@@ -11,7 +11,7 @@ from language_models import saved, write_stereoset
 from made_faces import make_faces
 from torch.nn.functional import cross_entropy
 
-from fairhead import installed
+import fairhead
 from fairhead.cli import main
 from fairhead.mitigate import MethodEntry, method, registry
 
@@ -32,7 +32,7 @@ def added(request, tmp_path, monkeypatch):
             monkeypatch.setitem(registry.METHODS, name, entry)
     points = [EntryPoint(name, f"test_own_method:{name.upper()}", "fairhead.methods") for name in ENTRIES]
     if request.param == "entry point":
-        monkeypatch.setattr(installed, "entry_points", lambda group: points)
+        monkeypatch.setattr(fairhead, "entry_points", lambda group: points)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     yield

@@ -14,7 +14,7 @@ import pytest
 from parsed_page import Page
 from report_example import ablation, audit, comparison, example, headmap, methods, report
 
-from fairhead import installed
+import fairhead
 from fairhead.errors import InputError
 from fairhead.report import Report, Sentence, render, write
 from fairhead.report.form import plain
@@ -48,7 +48,7 @@ def registered(request: pytest.FixtureRequest, group_sizes: Any, monkeypatch: py
         monkeypatch.setitem(SECTIONS, "group_sizes", path)
     else:
         points = {"fairhead.sections": [EntryPoint("group_sizes", path, "fairhead.sections")]}
-        monkeypatch.setattr(installed, "entry_points", lambda group: points[group])
+        monkeypatch.setattr(fairhead, "entry_points", lambda group: points[group])
     return group_sizes
 
 

@@ -10,8 +10,8 @@ from functools import cache
 from operator import methodcaller
 from typing import Any
 
+from fairhead import added, registered
 from fairhead.errors import InputError, did_you_mean
-from fairhead.installed import added, registered
 from fairhead.language.benchmark import Benchmark, Figure, Label, Measure
 
 ENTRY_POINTS = "fairhead.benchmarks"

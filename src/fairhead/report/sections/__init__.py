@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from markupsafe import Markup
 
-from fairhead.installed import added
+from fairhead import added
 from fairhead.report.form import build, build_dataclass, one_of, take
 
 if TYPE_CHECKING:
