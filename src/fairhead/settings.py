@@ -1,16 +1,18 @@
 """Settings as dataclasses: their types say which values are allowed and how the command line calls them.
 
 `momentum: Share = 0.1` is a number from 0 to 1; `check_settings` holds values to it. `Annotated[Count, Option("--n")]`
-names the option of the command line that sets it, which `fairhead.cli.options` makes of the field.
+names the option of the command line that sets it, which `fairhead.cli.options` makes of the field. A search of
+hyper-parameters draws a setting from its `Prior`, where a method declares one.
 """
 
 import math
+import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from numbers import Integral, Real
 from os import PathLike
 from types import NoneType, UnionType
-from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, Protocol, Union, get_args, get_origin, get_type_hints
 
 from fairhead.errors import InputError
 
@@ -146,3 +148,92 @@ def _expected(hint: Any) -> str:
         NoneType: "nothing",
     }
     return names.get(hint, "a path" if origin is PathLike else "a function")
+
+
+class Prior(Protocol):
+    """A distribution of one option."""
+
+    def draw(self, chance: random.Random, epochs: int) -> Any:
+        """One value; `epochs` are those of the plan, which some options are shares of."""
+
+    def __str__(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """Evenly between two numbers."""
+
+    low: float
+    high: float
+
+    def draw(self, chance: random.Random, epochs: int) -> float:
+        """One number, to three digits."""
+        return rounded(chance.uniform(self.low, self.high))
+
+    def __str__(self) -> str:
+        return f"{self.low:g} to {self.high:g}"
+
+
+@dataclass(frozen=True)
+class LogUniform:
+    """10 to a power that is drawn evenly between two."""
+
+    low: float
+    high: float
+    whole: bool = False  # round to a whole number
+
+    def draw(self, chance: random.Random, epochs: int) -> float:
+        """One number, to three digits."""
+        value = 10 ** chance.uniform(self.low, self.high)
+        return round(value) if self.whole else rounded(value)
+
+    def __str__(self) -> str:
+        return f"10^({self.low:g} to {self.high:g})"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of a few values, evenly."""
+
+    values: tuple[Any, ...]
+
+    def draw(self, chance: random.Random, epochs: int) -> Any:
+        """One value."""
+        return chance.choice(self.values)
+
+    def __str__(self) -> str:
+        return " or ".join(f"{value:g}" for value in self.values)
+
+
+@dataclass(frozen=True)
+class ShareOfEpochs:
+    """A whole number of epochs, an evenly drawn share of the plan's, at least one."""
+
+    low: float
+    high: float
+
+    def draw(self, chance: random.Random, epochs: int) -> int:
+        """A number of epochs."""
+        return max(1, round(chance.uniform(self.low, self.high) * epochs))
+
+    def __str__(self) -> str:
+        return f"{self.low:g} to {self.high:g} of the epochs"
+
+
+@dataclass(frozen=True)
+class ListOf:
+    """A list with one drawn value, for options that hold several."""
+
+    prior: LogUniform
+
+    def draw(self, chance: random.Random, epochs: int) -> tuple[float, ...]:
+        """One value in a tuple."""
+        return (self.prior.draw(chance, epochs),)
+
+    def __str__(self) -> str:
+        return str(self.prior)
+
+
+def rounded(value: float) -> float:
+    """To three digits: a configuration that can be written down."""
+    return float(f"{value:.3g}")

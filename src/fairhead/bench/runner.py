@@ -13,7 +13,7 @@ import json
 import logging
 import random
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,7 +30,6 @@ from fairhead.bench.tasks import Task, named_models, recipe_of
 from fairhead.data import check_spec, parse_spec
 from fairhead.errors import InputError
 from fairhead.mitigate import Trained
-from fairhead.mitigate.priors import PLAN_PRIORS, Prior
 from fairhead.mitigate.two_stages import find_head, set_head
 from fairhead.models import attach, save
 from fairhead.models import method_of as attached_method
@@ -39,10 +38,18 @@ from fairhead.models.fresh import Recipe, is_ready
 from fairhead.models.inputs import text_length
 from fairhead.models.places import config_of, tokenizer_of, with_training_rows
 from fairhead.report.sections.bench_block import Choice
+from fairhead.settings import LogUniform, Prior
 from fairhead.store import reading, whole_folder, write_json
 from fairhead.train import Examples, TrainingDiverged, TrainingPlan
 from fairhead.train.last_encoder import put_back
 from fairhead.train.loop import written_by_first
+
+# What a search draws the plan from: those of SubpopBench (Yang et al., 2023), as are the priors of the methods that it
+# has. A method declares those of its own options as `priors`; what is not declared is not searched.
+PLAN_PRIORS: Mapping[str, Mapping[str, Prior]] = {
+    "image": {"learning_rate": LogUniform(-4, -2), "weight_decay": LogUniform(-6, -3)},
+    "text": {"learning_rate": LogUniform(-5.5, -4), "weight_decay": LogUniform(-6, -3)},
+}
 
 
 class Outcome(NamedTuple):

@@ -14,13 +14,12 @@ from torch import Tensor, nn
 from fairhead.errors import InputError
 from fairhead.mitigate.choosing import CandidateResult, choose, judge, least_spread, share_of_groups, worst_large_cell
 from fairhead.mitigate.losses import cell_numbers
-from fairhead.mitigate.priors import LogUniform, Prior
 from fairhead.mitigate.registry import method
 from fairhead.mitigate.row_weights import Matched, label_offsets, match_weights
 from fairhead.mitigate.training_job import ADDED_LATER, Job
 from fairhead.mitigate.two_stages import features_of, find_head
 from fairhead.models.attached import FEATURES, LinearHead, check_features
-from fairhead.settings import NotNegative, Positive, Range
+from fairhead.settings import LogUniform, NotNegative, Positive, Prior, Range
 from fairhead.train import Examples, Fit, Selection
 from fairhead.train.fitting import AVERAGE, answers, ready_features, solve
 from fairhead.train.kmeans import Clusters, find_clusters, independent_weights, unit, unit_numbers

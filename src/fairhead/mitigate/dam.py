@@ -35,9 +35,8 @@ from fairhead.mitigate.encoder_layer import (
     freeze_backbone,
     require_encoder,
 )
-from fairhead.mitigate.priors import Choice, LogUniform, Prior
 from fairhead.mitigate.training_job import ADDED_LATER
-from fairhead.settings import Count, NotNegative, Positive, Share
+from fairhead.settings import Choice, Count, LogUniform, NotNegative, Positive, Prior, Share
 from fairhead.train.last_encoder import all_tokens
 from fairhead.train.loop import gathered, is_spread, summed
 

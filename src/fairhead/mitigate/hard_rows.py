@@ -15,10 +15,20 @@ from torch import Tensor, nn
 
 from fairhead.errors import InputError
 from fairhead.mitigate.losses import cell_numbers, row_losses
-from fairhead.mitigate.priors import Choice, LogUniform, Prior, Uniform
 from fairhead.mitigate.training_job import ADDED_LATER, Job
 from fairhead.mitigate.two_stages import find_head
-from fairhead.settings import Count, NotNegative, Positive, PositiveShare, Share, WholeNumber
+from fairhead.settings import (
+    Choice,
+    Count,
+    LogUniform,
+    NotNegative,
+    Positive,
+    PositiveShare,
+    Prior,
+    Share,
+    Uniform,
+    WholeNumber,
+)
 from fairhead.train.fitting import LAST_EPOCH, worst_of_cells
 from fairhead.train.loop import gathered
 from fairhead.train.step import check_inputs

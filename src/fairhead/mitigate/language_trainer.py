@@ -26,7 +26,6 @@ from fairhead.language.running import TRAINING_FILE, TrainingRecord
 from fairhead.language.scorer import Scorer
 from fairhead.language.suite import NOT_WHOLE
 from fairhead.mitigate.language_result import MitigatedLanguage, card_of
-from fairhead.mitigate.only_heads import only_heads
 from fairhead.mitigate.registry import method_named
 from fairhead.mitigate.sentence_losses import looker, scores_of, set_aside, wrecked
 from fairhead.mitigate.triplets import SHARE, TripletData, targets
@@ -40,7 +39,7 @@ from fairhead.train import TrainingDiverged
 from fairhead.train.loop import comparable, first_difference, written_by_first
 from fairhead.train.plan import LanguagePlan
 from fairhead.train.step import Parts, autocast, say_once, shuffled_batches
-from fairhead.train.tuning import OnStep, Tuned, checkpointed, gradient_norms, merged, tune, with_lora
+from fairhead.train.tuning import OnStep, Tuned, checkpointed, gradient_norms, merged, only_heads, tune, with_lora
 
 _AT_ONCE = 64  # examples that a GPU reads together where nothing is trained
 _CHECKPOINTS = "checkpoint"  # within the folder of the model, until that is saved

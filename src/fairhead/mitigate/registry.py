@@ -83,7 +83,7 @@ def _language(name: str, place: str, about: str) -> MethodEntry:
 
 
 def _reference(name: str, place: str, about: str) -> MethodEntry:
-    return MethodEntry(name, f"fairhead.mitigate.references{place}", about, told=5)
+    return MethodEntry(name, f"fairhead.mitigate.references.{place}", about, told=5)
 
 
 _RELEASED: dict[str, Any] = {"append": True, "first_token": "in"}
@@ -144,13 +144,17 @@ METHODS: Mapping[str, MethodEntry] = {
             told=2,
             candidates=("match",),
         ),
-        _reference("group_balanced", ":GroupBalanced", "weight rows so that label and group are independent"),
-        _reference("bias_balance", ":BiasBalance", "adjust logits by group (Hong & Yang, 2021)"),
-        _reference("group_dro", ":GroupDRO", "GroupDRO with the true groups (Sagawa et al., 2020)"),
-        _reference("dfr", ":DFR", "refit the last layer on balanced groups (Kirichenko et al., 2023)"),
-        _reference("fscl", ":FSCL", "fair supervised contrastive loss (Park et al., 2022)"),
-        _reference("tadet", ":TADeT", "align the first token's queries between groups (Sudhakar et al., 2023)"),
-        _reference("dsa", ".dsa:DSA", "perturb image patches that reveal the group (Qiang et al., 2024)"),
+        _reference(
+            "group_balanced", "group_losses:GroupBalanced", "weight rows so that label and group are independent"
+        ),
+        _reference("bias_balance", "group_losses:BiasBalance", "adjust logits by group (Hong & Yang, 2021)"),
+        _reference("group_dro", "group_losses:GroupDRO", "GroupDRO with the true groups (Sagawa et al., 2020)"),
+        _reference("dfr", "group_losses:DFR", "refit the last layer on balanced groups (Kirichenko et al., 2023)"),
+        _reference("fscl", "group_losses:FSCL", "fair supervised contrastive loss (Park et al., 2022)"),
+        _reference(
+            "tadet", "group_losses:TADeT", "align the first token's queries between groups (Sudhakar et al., 2023)"
+        ),
+        _reference("dsa", "dsa:DSA", "perturb image patches that reveal the group (Qiang et al., 2024)"),
         _language("klaad", "klaad:KLAAD", "align attention of stereotypes and anti-stereotypes (Kim et al., 2025)"),
         _language(
             "balance_pairs",

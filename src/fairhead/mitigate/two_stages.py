@@ -15,9 +15,19 @@ from torch.utils.data import SubsetRandomSampler
 
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.mitigate.losses import balanced, cell_numbers, row_losses
-from fairhead.mitigate.priors import Choice, LogUniform, Prior, ShareOfEpochs, Uniform
 from fairhead.mitigate.training_job import Job
-from fairhead.settings import Count, NotNegative, Positive, Range, Share
+from fairhead.settings import (
+    Choice,
+    Count,
+    LogUniform,
+    NotNegative,
+    Positive,
+    Prior,
+    Range,
+    Share,
+    ShareOfEpochs,
+    Uniform,
+)
 from fairhead.train import Examples, predict
 from fairhead.train.fitting import LAST_EPOCH, score_of
 from fairhead.train.kmeans import kmeans, silhouette

@@ -19,14 +19,14 @@ from fairhead.bench.cell import fingerprint, row_of, run_cell, run_trial
 from fairhead.bench.engines import Workplace
 from fairhead.bench.grid_file import read_grid
 from fairhead.bench.results_folder import Store, table_of
-from fairhead.bench.runner import Place, choices, final_cells, run_grid, trial_cells
+from fairhead.bench.runner import PLAN_PRIORS, Place, choices, final_cells, run_grid, trial_cells
 from fairhead.bench.table import markdown, report_of
 from fairhead.mitigate import method
-from fairhead.mitigate.priors import PLAN_PRIORS, Choice, ListOf, LogUniform, ShareOfEpochs, Uniform
 from fairhead.mitigate.registry import names
 from fairhead.records import Records
 from fairhead.report import render
 from fairhead.report.wording import plain_value
+from fairhead.settings import Choice, ListOf, LogUniform, ShareOfEpochs, Uniform
 
 SEARCHED = GRID.replace("[erm, dam]", "[erm, jtt]") + "search: {configs: 3, seeds: [7, 8]}\n"
 

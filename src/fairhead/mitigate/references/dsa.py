@@ -15,10 +15,9 @@ from torch.nn.functional import cross_entropy
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.heads import Tap
 from fairhead.mitigate.losses import row_losses
-from fairhead.mitigate.priors import LogUniform, Prior
 from fairhead.mitigate.references import JobWithAttributes, Reference
 from fairhead.mitigate.two_stages import find_head
-from fairhead.settings import Count, NotNegative, WholeNumber
+from fairhead.settings import Count, LogUniform, NotNegative, Prior, WholeNumber
 from fairhead.train import Examples
 
 _TEMPERATURE = 3.0  # of the attention rows that are compared
