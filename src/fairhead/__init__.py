@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from fairhead.mitigate import DAM as DAM
     from fairhead.mitigate import KLAAD as KLAAD
     from fairhead.models import attach as attach
-    from fairhead.models import load as load
+    from fairhead.models.load import load as load
     from fairhead.records import Records as Records
     from fairhead.verbs import discover as discover
     from fairhead.verbs import locate as locate

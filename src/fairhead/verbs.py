@@ -325,7 +325,7 @@ def mitigate(
         >>> mitigate("SmolLM2-135M", "pairs:own.csv", fairhead.KLAAD(), out="klaad").to_frame()  # doctest: +SKIP
     """
     from fairhead.bench.grid import PLAN_FIELDS, RUN_PLAN, Method, RunSettings
-    from fairhead.bench.runner import mitigate as run
+    from fairhead.bench.one_run import mitigate as run
     from fairhead.mitigate.registry import method_named, named_settings
     from fairhead.models.load import device_named, in_folder
 

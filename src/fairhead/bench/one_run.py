@@ -1,42 +1,40 @@
-"""What one run found: its audit, its comparison, its report and the card of its model.
-
-Of balance, match and auto the report also says which candidates there were, and what clusters they rest on.
-"""
+"""One run of a method whose model is kept: training, saving, and what it found, with its report and its card."""
 
 import json
+import logging
+import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from torch import nn
 
-from fairhead.audit import Audit, Comparison
+from fairhead.audit import Audit, Comparison, audit, compare
 from fairhead.audit.audit_results import audit_verdicts, comparison_verdicts
-from fairhead.bench.grid import Cell
-from fairhead.mitigate.auto_balance_match import IN_GROUPS, STABLE, STRENGTHS
+from fairhead.bench.cell import Tell, fingerprint, run_cell
+from fairhead.bench.choice_page import NAMES, choice_section, choice_verdict
+from fairhead.bench.grid import Cell, Method
+from fairhead.bench.runner import check
+from fairhead.bench.tasks import Task, recipe_of
+from fairhead.mitigate import Trained
 from fairhead.mitigate.registry import method_named
-from fairhead.models import load, method_of
-from fairhead.models.fresh import is_ready
+from fairhead.mitigate.two_stages import find_head, set_head
+from fairhead.models import attach, load, method_of, save
+from fairhead.models.attached import LinearHead
+from fairhead.models.fresh import Recipe, is_ready
+from fairhead.models.inputs import text_length
+from fairhead.models.places import config_of, tokenizer_of, with_training_rows
 from fairhead.report import Report, Result, Sentence
 from fairhead.report.model_card import Card, name_of
 from fairhead.report.sections import Section
 from fairhead.report.sections.audited import Audited
 from fairhead.report.sections.changes import Compared
-from fairhead.report.sections.plain import PlainTable, PlainTables, Text
-from fairhead.stats import p_text
-
-NAMES = {
-    "plain": "plain training",
-    "balance": "balance",
-    "logits": "adjusted logits",
-    "dro": "GroupDRO over clusters",
-    "match": "match",
-    "both": "balance and match",
-}
-NAMES |= {f"{name} {s:g}": f"{said}, {100 * s:.0f} % strength" for name, said in NAMES.items() for s in STRENGTHS}
-_LITTLE = 0.5  # stability under which other rows would give other clusters
+from fairhead.report.sections.plain import Text
+from fairhead.store import reading, whole_folder, write_json
+from fairhead.train import Examples, TrainingDiverged
+from fairhead.train.last_encoder import put_back
+from fairhead.train.loop import written_by_first
 
 
 @dataclass(frozen=True)
@@ -176,124 +174,135 @@ def _cost_text(row: Mapping[str, Any]) -> str:
     )
 
 
-def choice_verdict(notes: Mapping[str, Any], uses_groups: bool = False) -> list[Sentence]:
-    """What was kept, at what cost, in a sentence or two; nothing for a method that chooses nothing."""
-    if "kept" not in notes:
-        return []
-    texts, tried = [], {one["name"]: one for one in notes.get("tried", ())}
-    kept, blind = notes["kept"], "" if uses_groups else " No group was used."
-    if tried:
-        first, one = next(iter(tried.values())), tried[kept]
-        why = (
-            "no other candidate within the price had a gain, in spread between clusters and accuracy together, above "
-            "one standard error"
-        )
-        if one is not first:
-            spreads = (
-                "its accuracy, given the class, has a standard deviation between clusters of "
-                f"{_points(one['spread'])} points ({NAMES[first['name']]}: {_points(first['spread'])}), and "
-                if one["spread"] is not None
-                else ""
-            )
-            less = f"{_points(abs(one['cost']))} points {'lower' if one['cost'] > 0 else 'higher'}"
-            gain = f"{_points(one['gain'])} points, with a standard error of {_points(one['gain_se'])}"
-            why = f"{spreads}its accuracy as a whole is {less}: a gain of {gain}"
-        texts.append(f"Kept: {NAMES[kept]}. On rows that no candidate was trained on, {why}.{blind}")
-    elif kept == "plain" and len(notes.get("asked", ())) > 1:
-        texts.append(f"Kept: {NAMES[kept]}, as no other candidate was left.{blind}")
-    texts += _cluster_texts(notes)
-    match = notes.get("match")
-    if match is not None and {"match", "both"} & set(notes.get("asked", ())):
-        differ = "differ" if match["differ"] else "are not shown to differ"
-        rest = "" if match["differ"] else ", so nothing was matched"
-        texts.append(
-            f"The training rows and those of the deployment sample {differ} within classes (area under the ROC curve "
-            f"{match['separation']:.2f}, {p_text(match['p'])}){rest}."
-        )
-    for one in notes.get("matching over the price", ()):
-        texts.append(
-            f"{NAMES[one['name']].capitalize()} was left out: with weights towards one half of the sample, a linear "
-            f"head on the same features loses {_points(one['cost'])} points of accuracy on the other half."
-        )
-    if "label taken out" in notes:
-        done = "was taken out of the features" if notes["label taken out"] else "was left in the features"
-        texts.append(f"What tells the classes apart {done} before they were clustered.")
-    if "not matched" in notes:
-        texts.append(f"Nothing was matched: {notes['not matched']}.")
-    return [Sentence(text, "note") for text in texts]
+def mitigate(
+    cell: Cell,  # what to run
+    out: Path | str,  # the folder
+    # Another method, trained with the same seed, data and plan, to compare with; for auto, balance and match plain
+    # training, where none is named
+    against: str | None = None,
+    device: str = "cpu",  # where
+    cache: Path | None = None,  # folder for decoded pictures and frozen features
+    tell: Tell | None = None,  # called as the work goes on
+) -> Mitigated:
+    """Train one method and keep all that came of it.
+
+    Writes `model/` (safetensors, with what loads its pictures or texts), `records.csv`, `audit.json` and `run.json`;
+    with `against`, also `records-<method>.csv`, and the audit holds the paired comparison. A run that was killed goes
+    on from its checkpoints when it is started again.
+    """
+    if against is None and cell.method.method in ("auto", "balance", "match") and not cell.method.uses_groups:
+        against = "erm"
+    cells = [cell] if against is None else [cell, replace(cell, method=Method(against, against))]
+    check(cells)  # the second as well before the first is trained
+    out = Path(out)
+    checkpoints = out / "checkpoint"  # until the run has ended
+    with written_by_first(out) as writes:
+        _tell_what_is_replaced(out / "run.json", cell)
+
+        def keep(trained: Trained, task: Task) -> None:
+            if writes:
+                with whole_folder(out / "model") as folder:
+                    save_model(trained.model, task.kind, task.classes, cell, folder, task)
+
+        try:
+            done = run_cell(cell, device, cache, tell, checkpoints=checkpoints / "method", keep=keep)
+        except TrainingDiverged as diverged:
+            if writes:
+                shutil.rmtree(checkpoints, ignore_errors=True)  # going on there would end here again
+                if _keep_last_good(diverged, cell, out / "model"):
+                    raise TrainingDiverged(f"{diverged}. That epoch is kept in {out / 'model'}") from None
+            raise
+        if writes:
+            done.records.save(out / "records.csv")
+            write_json(out / "run.json", done.row)
+        columns = list(done.records.groups)
+        found, comparison, other = audit(done.records, group_by=columns), None, done.records
+        if against is not None:
+            # The plainly trained candidate is what would be trained once more.
+            if against != "erm" or not kept_plain(cell, done.row):
+                other = run_cell(cells[1], device, cache, tell, checkpoints=checkpoints / "against").records
+            comparison = compare(other, done.records, group_by=columns)
+        result = Mitigated(cell, done.row, found, comparison, against, out)
+        if writes:
+            if against is not None:
+                other.save(out / f"records-{against}.csv")
+            write_json(out / "audit.json", result.to_dict())
+            result.card().write(out / "model")
+            shutil.rmtree(checkpoints, ignore_errors=True)
+    return result
 
 
-def _cluster_texts(notes: Mapping[str, Any]) -> list[str]:
-    """Why nothing was balanced on the clusters, or what speaks against them."""
-    clusters = notes["clusters"]
-    stability = clusters["stability"].get(str(clusters.get("count")))
-    agreement = f"those of two halves of the rows agree by an adjusted Rand index of {stability or 0:.2f}"
-    if notes.get("not balanced"):
-        left_out = " and ".join(NAMES[name] for name in notes["not balanced"])
-        if stability is not None and stability < STABLE:
-            why = f"The clusters are hardly more stable than chance ({agreement}; {STABLE:g} is asked for)"
-        elif _told_by_clusters(clusters) >= 0.9:
-            why = "The clusters are nearly the classes (another encoder may show others: --option encoder=...)"
-        else:
-            share = 100 * (clusters["in_groups"] or 0)
-            why = (
-                f"Within the classes the clusters are no separate groups ({share:.0f} % of the rows lie in groups that "
-                f"are apart; {100 * IN_GROUPS:.0f} % are asked for), and may only part easy rows from hard ones"
-            )
-        return [f"{why}, so they were not balanced on: {left_out} left out."]
-    if _told_by_clusters(clusters) >= 0.9 and (clusters.get("in_groups") or 0) < IN_GROUPS:
-        return [
-            "The clusters are nearly the classes, so balancing had little to compare within them: name another "
-            "encoder, such as a pretrained one (--option encoder=...)."
-        ]
-    if stability is not None and stability < _LITTLE:
-        return [f"The clusters are not very stable ({agreement}): other rows would give other clusters."]
-    return []
+def _tell_what_is_replaced(before: Path, cell: Cell) -> None:
+    """Say before the training that a folder holds another run."""
+    if not before.is_file():
+        return
+    with reading(before, "is no row of a run: give another folder"):
+        row = json.loads(before.read_text(encoding="utf-8"))
+        if row["fingerprint"] != fingerprint(cell):
+            told = "%s holds another run (%s, seed %s), which this one replaces when it is trained"
+            logging.getLogger("fairhead").warning(told, before.parent, row["method"], row["seed"])
 
 
-def choice_section(notes: Mapping[str, Any], classes: Sequence[str]) -> list[Section]:
-    """Candidates, clusters and the stability of their number, as tables."""
-    if "kept" not in notes:
-        return []
-    tables: list[tuple[str, Sequence[str], Sequence[Sequence[str]]]] = []  # caption, columns, rows
-    if notes.get("tried"):
-        rows = [
-            (
-                NAMES[one["name"]],
-                f"{100 * one['accuracy']:.1f}",
-                _points(one["spread"]),
-                f"{_points(one['cost'])} ± {_points(one['cost_se'])}",
-                _points(one["gain"]) + ("" if one["gain"] is None else f" ± {_points(one['gain_se'])}"),
-                "kept" if one["name"] == notes["kept"] else "" if one["affordable"] else "over the price",
-            )
-            for one in notes["tried"]
-        ]
-        caption = f"Candidates, on rows that none was trained on; the price is {notes['price']:g} points"
-        columns = ("candidate", "accuracy, %", "spread between clusters", "cost ± standard error", "gain", "")
-        tables.append((caption, columns, rows))
-    clusters = notes["clusters"]
-    rates = [[f"{100 * rate:.1f}" for rate in rates] for rates in clusters["label_rates"]]
-    sizes = enumerate(zip(clusters["rows"], rates, strict=True), start=1)
-    caption = "Clusters of the training rows, found without labels or groups, and the share of each class, %"
-    tables.append((caption, ("cluster", "rows", *classes), [(str(n), str(size), *row) for n, (size, row) in sizes]))
-    stability = clusters["stability"]
-    if stability:
-        caption = "Stability of each number of clusters: adjusted Rand index between halves of the rows"
-        agreement = ("agreement", *(f"{value:.2f}" for value in stability.values()))
-        tables.append((caption, ("clusters", *stability), [agreement]))
-    if "match" in notes and notes["match"]["differ"]:
-        share = f"{100 * notes['match']['effective']:.0f} % of the training rows"
-        tables.append(("Weights towards the deployment sample", ("", "match"), [("effective sample size", share)]))
-    made = [PlainTable(caption=caption, columns=columns, rows=rows) for caption, columns, rows in tables]
-    return [PlainTables(title="What was tried, and what was kept", tables=made)]
+def _keep_last_good(diverged: TrainingDiverged, cell: Cell, folder: Path) -> bool:
+    """Write the classifier inside a model whose training diverged: of two networks the one that predicts."""
+    inside = () if diverged.model is None else diverged.model.modules()
+    classifier: Any = next((part for part in inside if hasattr(part, "save_pretrained")), None)
+    if classifier is None or isinstance(classifier, LinearHead):
+        return False
+    kind = "image" if classifier.main_input_name == "pixel_values" else "text"
+    try:
+        with whole_folder(folder) as beside:
+            save_model(classifier, kind, tuple(classifier.config.id2label.values()), cell, beside, diverged.task)
+    except RuntimeError:  # the last layer of another model, such as a larger teacher: it has no place in this one
+        return False
+    return True
 
 
-def _told_by_clusters(clusters: Mapping[str, Any]) -> float:
-    """By what share a row's cluster lowers the errors of guessing its class (Goodman and Kruskal's lambda)."""
-    counts = np.array(clusters["rows"])[:, None] * np.array(clusters["label_rates"])  # [clusters, classes]
-    wrong, left = (sum(clusters["rows"]) - right for right in (counts.sum(0).max(), counts.max(1).sum()))
-    return float(1 - left / wrong) if wrong > 0 else 0.0
+def save_model(
+    model: nn.Module,  # as training left it: after last-encoder training, the last encoder alone
+    kind: str,  # "image" or "text"
+    classes: tuple[str, ...],  # names of the classes
+    cell: Cell,  # what it was trained as
+    folder: Path,  # where to
+    task: Task | None = None,  # what it was trained on; needed where its last layer alone was trained
+) -> None:
+    """Write a trained model to a folder that `fairhead.load` gives back, with what makes its inputs ready."""
+    recipe = recipe_of(cell, classes)
+    rows = None if task is None else {part: task.published(part) for part in ("train", "validation")}
+    trained_on = with_training_rows(None if recipe.place is None else recipe.name, rows)
+    if is_ready(recipe.name):  # a linear head of features: nothing makes its inputs ready
+        save(model.cpu(), folder, trained_on)
+        return
+    if kind == "text":
+        assert recipe.place is not None
+        tokenizer = tokenizer_of(recipe.place)
+        # By it whoever reads the model cuts texts as in training.
+        tokenizer.model_max_length = text_length(config_of(recipe.place), cell.data.max_length)
+        beside = tokenizer.save_pretrained
+    else:
+        beside = recipe.pictures().save
+    whole = whole_model(model, kind, cell, recipe, None if task is None else task.validation)
+    save(whole, folder, beside, trained_on)
 
 
-def _points(share: float | None) -> str:
-    return "undefined" if share is None else f"{100 * share:.1f}"
+def whole_model(trained: nn.Module, kind: str, cell: Cell, recipe: Recipe, rows: Examples | None = None) -> nn.Module:
+    """The trained model; where a part alone was trained, with its frozen part before it again."""
+    trained = trained.cpu()
+    if isinstance(trained, LinearHead):
+        assert rows is not None
+        whole: nn.Module = recipe.build(kind, 0, head_only=True).eval()
+        set_head(find_head(whole, rows), *trained.layer())
+        return whole
+    if cell.backbone.train != "last_encoder":
+        return trained
+    whole = recipe.build(kind, cell.seed)
+    put_back(whole, trained)
+    method = method_of(trained)
+    if method is not None:
+        plain = {name for name, _ in whole.named_children()}
+        attach(whole, method)
+        for name, module in trained.named_children():
+            if name not in plain:
+                # Not by `put_back`: the statistics of a method may have another shape than they began with.
+                whole.get_submodule(name).load_state_dict(module.state_dict())
+    return whole.eval()

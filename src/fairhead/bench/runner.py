@@ -1,48 +1,30 @@
-"""Running a grid, or one cell whose model is kept.
+"""Running a grid. What is done stays done; what failed or was cut short is run again.
 
-Of a grid what is done stays done; what failed or was cut short is run again. It may begin with a search of
-hyper-parameters: the same number of configurations for every method, chosen on validation rows alone. Each method is
-tried with the grid's own settings and with `configs` random ones: learning rate and weight decay (the same draws for
-every method) and the options that the method declares priors for. Trials run on seeds of their own and never look at a
-test row of their split. The configuration with the best validation score, by the grid's selection, is what the grid's
-seeds are then run with. Where the split follows the seed, trials have another split of the same data than results: a
-row that tests a result may have had its part in the choice, which the table says.
+It may begin with a search of hyper-parameters: the same number of configurations for every method, chosen on validation
+rows alone. Each method is tried with the grid's own settings and with `configs` random ones: learning rate and weight
+decay (the same draws for every method) and the options that the method declares priors for. Trials run on seeds of
+their own and never look at a test row of their split. The configuration with the best validation score, by the grid's
+selection, is what the grid's seeds are then run with. Where the split follows the seed, trials have another split of
+the same data than results: a row that tests a result may have had its part in the choice, which the table says.
 """
 
-import json
-import logging
 import random
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from torch import nn
-
-from fairhead.audit import audit, compare
-from fairhead.bench.cell import Tell, contents_of, fingerprint, method_of, run_cell
+from fairhead.audit import audit
+from fairhead.bench.cell import contents_of, fingerprint, method_of
 from fairhead.bench.engines import News, Workplace, run_cells
-from fairhead.bench.grid import Cell, Grid, Method
-from fairhead.bench.one_run import Mitigated, kept_plain
-from fairhead.bench.results_folder import Row, Store, has_result, mean_of_all, name_of
-from fairhead.bench.tasks import Task, named_models, recipe_of
+from fairhead.bench.grid import Cell, Grid
+from fairhead.bench.results import Row, Store, has_result, mean_of_all, name_of
+from fairhead.bench.tasks import named_models, recipe_of
 from fairhead.data import check_spec, parse_spec
 from fairhead.errors import InputError
-from fairhead.mitigate import Trained
-from fairhead.mitigate.two_stages import find_head, set_head
-from fairhead.models import attach, save
-from fairhead.models import method_of as attached_method
-from fairhead.models.attached import LinearHead
-from fairhead.models.fresh import Recipe, is_ready
-from fairhead.models.inputs import text_length
-from fairhead.models.places import config_of, tokenizer_of, with_training_rows
 from fairhead.report.sections.bench_block import Choice
 from fairhead.settings import LogUniform, Prior
-from fairhead.store import reading, whole_folder, write_json
-from fairhead.train import Examples, TrainingDiverged, TrainingPlan
-from fairhead.train.last_encoder import put_back
-from fairhead.train.loop import written_by_first
+from fairhead.train import TrainingPlan
 
 # What a search draws the plan from: those of SubpopBench (Yang et al., 2023), as are the priors of the methods that it
 # has. A method declares those of its own options as `priors`; what is not declared is not searched.
@@ -242,137 +224,3 @@ def _chosen(grid: Grid, store: Store, trials: Sequence[tuple[Cell, Row]]) -> tup
         return ()
     other = best(worst_group, with_groups=True) if grid.search.with_groups else None
     return (plain,) if other is None or other.config == plain.config else (plain, other)
-
-
-def mitigate(
-    cell: Cell,  # what to run
-    out: Path | str,  # the folder
-    # Another method, trained with the same seed, data and plan, to compare with; for auto, balance and match plain
-    # training, where none is named
-    against: str | None = None,
-    device: str = "cpu",  # where
-    cache: Path | None = None,  # folder for decoded pictures and frozen features
-    tell: Tell | None = None,  # called as the work goes on
-) -> Mitigated:
-    """Train one method and keep all that came of it.
-
-    Writes `model/` (safetensors, with what loads its pictures or texts), `records.csv`, `audit.json` and `run.json`;
-    with `against`, also `records-<method>.csv`, and the audit holds the paired comparison. A run that was killed goes
-    on from its checkpoints when it is started again.
-    """
-    if against is None and cell.method.method in ("auto", "balance", "match") and not cell.method.uses_groups:
-        against = "erm"
-    cells = [cell] if against is None else [cell, replace(cell, method=Method(against, against))]
-    check(cells)  # the second as well before the first is trained
-    out = Path(out)
-    checkpoints = out / "checkpoint"  # until the run has ended
-    with written_by_first(out) as writes:
-        _tell_what_is_replaced(out / "run.json", cell)
-
-        def keep(trained: Trained, task: Task) -> None:
-            if writes:
-                with whole_folder(out / "model") as folder:
-                    save_model(trained.model, task.kind, task.classes, cell, folder, task)
-
-        try:
-            done = run_cell(cell, device, cache, tell, checkpoints=checkpoints / "method", keep=keep)
-        except TrainingDiverged as diverged:
-            if writes:
-                shutil.rmtree(checkpoints, ignore_errors=True)  # going on there would end here again
-                if _keep_last_good(diverged, cell, out / "model"):
-                    raise TrainingDiverged(f"{diverged}. That epoch is kept in {out / 'model'}") from None
-            raise
-        if writes:
-            done.records.save(out / "records.csv")
-            write_json(out / "run.json", done.row)
-        columns = list(done.records.groups)
-        found, comparison, other = audit(done.records, group_by=columns), None, done.records
-        if against is not None:
-            # The plainly trained candidate is what would be trained once more.
-            if against != "erm" or not kept_plain(cell, done.row):
-                other = run_cell(cells[1], device, cache, tell, checkpoints=checkpoints / "against").records
-            comparison = compare(other, done.records, group_by=columns)
-        result = Mitigated(cell, done.row, found, comparison, against, out)
-        if writes:
-            if against is not None:
-                other.save(out / f"records-{against}.csv")
-            write_json(out / "audit.json", result.to_dict())
-            result.card().write(out / "model")
-            shutil.rmtree(checkpoints, ignore_errors=True)
-    return result
-
-
-def _tell_what_is_replaced(before: Path, cell: Cell) -> None:
-    """Say before the training that a folder holds another run."""
-    if not before.is_file():
-        return
-    with reading(before, "is no row of a run: give another folder"):
-        row = json.loads(before.read_text(encoding="utf-8"))
-        if row["fingerprint"] != fingerprint(cell):
-            told = "%s holds another run (%s, seed %s), which this one replaces when it is trained"
-            logging.getLogger("fairhead").warning(told, before.parent, row["method"], row["seed"])
-
-
-def _keep_last_good(diverged: TrainingDiverged, cell: Cell, folder: Path) -> bool:
-    """Write the classifier inside a model whose training diverged: of two networks the one that predicts."""
-    inside = () if diverged.model is None else diverged.model.modules()
-    classifier: Any = next((part for part in inside if hasattr(part, "save_pretrained")), None)
-    if classifier is None or isinstance(classifier, LinearHead):
-        return False
-    kind = "image" if classifier.main_input_name == "pixel_values" else "text"
-    try:
-        with whole_folder(folder) as beside:
-            save_model(classifier, kind, tuple(classifier.config.id2label.values()), cell, beside, diverged.task)
-    except RuntimeError:  # the last layer of another model, such as a larger teacher: it has no place in this one
-        return False
-    return True
-
-
-def save_model(
-    model: nn.Module,  # as training left it: after last-encoder training, the last encoder alone
-    kind: str,  # "image" or "text"
-    classes: tuple[str, ...],  # names of the classes
-    cell: Cell,  # what it was trained as
-    folder: Path,  # where to
-    task: Task | None = None,  # what it was trained on; needed where its last layer alone was trained
-) -> None:
-    """Write a trained model to a folder that `fairhead.load` gives back, with what makes its inputs ready."""
-    recipe = recipe_of(cell, classes)
-    rows = None if task is None else {part: task.published(part) for part in ("train", "validation")}
-    trained_on = with_training_rows(None if recipe.place is None else recipe.name, rows)
-    if is_ready(recipe.name):  # a linear head of features: nothing makes its inputs ready
-        save(model.cpu(), folder, trained_on)
-        return
-    if kind == "text":
-        assert recipe.place is not None
-        tokenizer = tokenizer_of(recipe.place)
-        # By it whoever reads the model cuts texts as in training.
-        tokenizer.model_max_length = text_length(config_of(recipe.place), cell.data.max_length)
-        beside = tokenizer.save_pretrained
-    else:
-        beside = recipe.pictures().save
-    whole = whole_model(model, kind, cell, recipe, None if task is None else task.validation)
-    save(whole, folder, beside, trained_on)
-
-
-def whole_model(trained: nn.Module, kind: str, cell: Cell, recipe: Recipe, rows: Examples | None = None) -> nn.Module:
-    """The trained model; where a part alone was trained, with its frozen part before it again."""
-    trained = trained.cpu()
-    if isinstance(trained, LinearHead):
-        assert rows is not None
-        whole: nn.Module = recipe.build(kind, 0, head_only=True).eval()
-        set_head(find_head(whole, rows), *trained.layer())
-        return whole
-    if cell.backbone.train != "last_encoder":
-        return trained
-    whole = recipe.build(kind, cell.seed)
-    put_back(whole, trained)
-    method = attached_method(trained)
-    if method is not None:
-        plain = {name for name, _ in whole.named_children()}
-        attach(whole, method)
-        for name, module in trained.named_children():
-            if name not in plain:
-                # Not by `put_back`: the statistics of a method may have another shape than they began with.
-                whole.get_submodule(name).load_state_dict(module.state_dict())
-    return whole.eval()

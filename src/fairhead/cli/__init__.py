@@ -1,20 +1,32 @@
-"""The command line: one file a command. Commands import what they need when they run, so `--help` is quick."""
+"""The command line: a file for each command, or for those that ask alike. `demo` and `push` ask little and are here.
+
+Commands import what they need when they run, so `--help` is quick.
+"""
 
 import io
 import os
 import re
 import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from fairhead import __version__
-from fairhead.cli import audit, bench, locate, mitigate, short_commands
+from fairhead.cli import audit, bench, locate, mitigate, model_on_rows
+from fairhead.cli.common import command_line, need, progress
 from fairhead.cli.lm import lm_app
 from fairhead.errors import FairheadError
-from fairhead.store import refuse_pipe
+from fairhead.store import locked, refuse_pipe
 
+_PUSH_EPILOG = """
+The token comes from `hf auth login` or from the environment variable `HF_TOKEN`.
+
+**Example**
+
+    fairhead push run/model my-name/fairer-faces --private
+"""
 _INTERRUPTED = 130
 # Newer typers bring a click of their own, whose errors are not those of `click`; this is the base of either.
 _UsageError: Any = typer.BadParameter.__mro__[1]
@@ -46,17 +58,51 @@ def _root(
     pass
 
 
+def demo_command(
+    context: typer.Context,
+    out: Annotated[Path, typer.Option(help="Folder for report, records and models.")] = Path("fairhead-demo"),
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of data, training and bootstrap.")] = 0,
+) -> None:
+    """Run the whole workflow on digits: discover groups, reduce a gap, locate its heads, audit on test rows.
+
+    Takes about a minute. Writes report.html and report.json, the records behind every figure, and the models.
+
+    The same seed gives the same figures.
+    """
+    need("demo")
+    from fairhead.demo import DemoPlan, run_demo
+
+    context.with_resource(locked(out))
+    with progress() as stages:
+        found = run_demo(out, DemoPlan(seed=seed), stages.tell, command_line(context))
+    for sentence in found.verdict:
+        typer.echo(f"- {sentence}")
+    typer.echo(f"\nreport: {found.report}")
+
+
+def push_command(
+    model: Annotated[Path, typer.Argument(metavar="FOLDER", help="A model that fairhead saved.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the model on the hub: you/model.")],
+    private: Annotated[bool, typer.Option("--private", help="Make the model private.")] = False,
+) -> None:
+    """Upload a saved model with its card to the Hugging Face hub."""
+    need()
+    from fairhead.report.model_card import push
+
+    typer.echo(f"model: {push(model, name, private=private)}")
+
+
 for name, command, epilog in (
-    ("demo", short_commands.demo_command, "**Example**\n\n    fairhead demo --out demo --seed 1"),
+    ("demo", demo_command, "**Example**\n\n    fairhead demo --out demo --seed 1"),
     ("audit", audit.audit_command, audit.EPILOG),
-    ("discover", short_commands.discover_command, short_commands.DISCOVER_EPILOG),
+    ("discover", model_on_rows.discover_command, model_on_rows.DISCOVER_EPILOG),
     ("bench", bench.bench_command, bench.EPILOG),
-    ("predict", short_commands.predict_command, short_commands.PREDICT_EPILOG),
+    ("predict", model_on_rows.predict_command, model_on_rows.PREDICT_EPILOG),
     ("locate", locate.locate_command, locate.EPILOG),
     ("ablate", locate.ablate_command, locate.ABLATE_EPILOG),
     ("view", locate.view_command, locate.VIEW_EPILOG),
-    ("attention", short_commands.attention_command, short_commands.ATTENTION_EPILOG),
-    ("push", short_commands.push_command, short_commands.PUSH_EPILOG),
+    ("attention", model_on_rows.attention_command, model_on_rows.ATTENTION_EPILOG),
+    ("push", push_command, _PUSH_EPILOG),
 ):
     app.command(name, epilog=epilog)(command)
 app.add_typer(lm_app)

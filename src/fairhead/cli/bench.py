@@ -114,7 +114,7 @@ def bench_command(
         plan = read_grid(grid_path(grid), asked)
     if not running.table_only:
         need()
-    from fairhead.bench.results_folder import Store, table_of
+    from fairhead.bench.results import Store, table_of
     from fairhead.bench.table import markdown, write_table
 
     for folder in running.take_in:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_type_hi
 import typer
 from typer.core import TyperGroup
 
+from fairhead.cli import lm_compare
 from fairhead.cli.common import (
     SentenceColumns,
     Statistics,
@@ -20,7 +21,6 @@ from fairhead.cli.common import (
     write_json,
 )
 from fairhead.cli.options import attribute_texts, options, single_command
-from fairhead.cli.short_commands import COMPARE_EPILOG, compare_command
 from fairhead.errors import InputError
 from fairhead.language.answers import Progress, Sampling, read_generations
 from fairhead.settings import Count, Option
@@ -166,7 +166,7 @@ lm_app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
 )
-lm_app.command("compare", epilog=COMPARE_EPILOG)(compare_command)
+lm_app.command("compare", epilog=lm_compare.EPILOG)(lm_compare.compare_command)
 
 
 def _epilog(benchmark: "Benchmark") -> str:

@@ -130,7 +130,7 @@ def mitigate_command(
     chosen = Method(method, method, asked.option)
     plain = plan_settings(plan)
     cell = how.cell(asked.model, asked.data, chosen, reader_options, columns.first_group, plain, plan.seed)
-    from fairhead.bench.runner import mitigate
+    from fairhead.bench.one_run import mitigate
     from fairhead.models.load import device_named
     from fairhead.report import write
 

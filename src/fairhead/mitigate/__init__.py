@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from fairhead.mitigate.training_job import run as run
     from fairhead.mitigate.triplets import TripletData as TripletData
     from fairhead.models import attach as attach
-    from fairhead.models import load as load
     from fairhead.models import save as save
+    from fairhead.models.load import load as load
 
 # Public name -> the module that defines it.
 _LATER = {

@@ -13,10 +13,9 @@ from torch import Tensor, nn
 
 from fairhead.errors import InputError
 from fairhead.mitigate.choosing import CandidateResult, choose, judge, least_spread, share_of_groups, worst_large_cell
-from fairhead.mitigate.losses import cell_numbers
 from fairhead.mitigate.registry import method
 from fairhead.mitigate.row_weights import Matched, label_offsets, match_weights
-from fairhead.mitigate.training_job import ADDED_LATER, Job
+from fairhead.mitigate.training_job import ADDED_LATER, Job, cell_numbers
 from fairhead.mitigate.two_stages import features_of, find_head
 from fairhead.models.attached import FEATURES, LinearHead, check_features
 from fairhead.settings import LogUniform, NotNegative, Positive, Prior, Range

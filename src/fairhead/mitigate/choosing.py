@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 from torch import Tensor
 
-from fairhead.mitigate.losses import cell_numbers
+from fairhead.mitigate.training_job import cell_numbers
 from fairhead.train import Selection
 from fairhead.train.fitting import worst_accuracy
 

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fairhead.errors import InputError
-from fairhead.mitigate.losses import cell_numbers, row_losses
-from fairhead.mitigate.training_job import ADDED_LATER, Job
+from fairhead.mitigate.training_job import ADDED_LATER, Job, cell_numbers, row_losses
 from fairhead.mitigate.two_stages import find_head
 from fairhead.settings import (
     Choice,

@@ -1,5 +1,9 @@
-"""One training of one method: what it is given, the loop it runs through, and the count of all that it cost."""
+"""One training of one method: what it is given, the loop it runs through, and the count of all that it cost.
 
+Also what the losses of several methods are made of: row losses, GroupDRO's loss, cells, and even draws of them.
+"""
+
+import copy
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -9,14 +13,15 @@ from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, pad
 from torch.utils.data import Sampler, WeightedRandomSampler
 
 from fairhead.errors import InputError
-from fairhead.mitigate.losses import Adjusted, GroupLoss, balanced
 from fairhead.models.attached import LinearHead
 from fairhead.settings import check_config
 from fairhead.train import Epoch, Examples, Fit, Loss, Selection, TrainingPlan, fit, predict
 from fairhead.train.fitting import fit_linear
+from fairhead.train.loop import gathered
 
 # Metadata of a setting that came after results had been kept: those without it stay what they were, and are known by
 # the settings that they had. Its default must do what the method did before.
@@ -243,3 +248,75 @@ def run_job(config: Method, job: Job) -> Trained:
     model = config.train(job)
     assert job.last_fit is not None, f"{type(config).__name__} trained nothing through the loop"
     return Trained(model.eval(), job.last_fit, tuple(job.stages), config, job.notes)
+
+
+def row_losses(logits: Tensor, labels: Tensor) -> Tensor:
+    """Cross-entropy of each row, [B], in 32 bits; logits [B, C], labels [B].
+
+    Example:
+        >>> row_losses(torch.zeros(1, 4), torch.tensor([2])).exp().item()
+        4.0
+    """
+    return cross_entropy(logits.float(), labels, reduction="none")
+
+
+class GroupLoss:
+    """GroupDRO's loss (Sagawa et al., 2020): Σ q_g L_g, where q_g grows exponentially with the loss of its group.
+
+    The groups are those that a method has found, or (in `references`) was given.
+    """
+
+    def __init__(self, groups: Tensor, step_size: float = 0.01, adjustment: float = 0.0) -> None:
+        """Start with equal q for the groups of the training rows, numbered from 0, [n].
+
+        `step_size` is how fast q follows the losses (η); `adjustment` is C of the generalisation adjustment C / √n_g,
+        added to a group's loss when q is updated.
+        """
+        sizes = torch.bincount(groups)
+        self.groups, self.step_size, self.adjustment = groups, step_size, adjustment / sizes.clamp(min=1).sqrt()
+        self.q = (sizes > 0).float() / (sizes > 0).sum()
+
+    def __call__(self, output: Any, labels: Tensor, rows: Tensor) -> Tensor:
+        """The loss of a batch; q moves with it."""
+        if self.q.device != rows.device:
+            moved = (tensor.to(rows.device) for tensor in (self.groups, self.adjustment, self.q))
+            self.groups, self.adjustment, self.q = moved
+        losses, group = gathered(row_losses(output.logits, labels)), gathered(self.groups[rows])
+        counts = torch.zeros_like(self.q).index_add(0, group, torch.ones_like(losses))
+        means = torch.zeros_like(self.q).index_add(0, group, losses) / counts.clamp(min=1)
+        with torch.no_grad():
+            here = counts > 0  # groups that the batch lacks keep their weight
+            # In place: a step that is recorded and replayed knows this tensor and no other.
+            self.q.mul_(torch.where(here, (self.step_size * (means + self.adjustment)).exp(), 1.0))
+            self.q.div_(self.q.sum())
+        return (self.q * means).sum()
+
+
+class Adjusted:
+    """A loss of f + offset, where each training row has offsets of its own: what they say, f need not learn."""
+
+    def __init__(self, offsets: Tensor, loss: Callable[[Any, Tensor, Tensor], Tensor] | None = None) -> None:
+        """`offsets` [n, C]; the mean cross-entropy where no loss is given."""
+        self.offsets, self.loss = offsets, loss
+
+    def __call__(self, output: Any, labels: Tensor, rows: Tensor) -> Tensor:
+        """The loss of a batch."""
+        if self.offsets.device != rows.device:
+            self.offsets = self.offsets.to(rows.device)
+        shifted = copy.copy(output)
+        unseen = output.logits.shape[-1] - self.offsets.shape[-1]  # the last classes may have no training row
+        shifted.logits = output.logits.float() + pad(self.offsets[rows], (0, unseen))
+        return row_losses(shifted.logits, labels).mean() if self.loss is None else self.loss(shifted, labels, rows)
+
+
+def balanced(cells: Tensor, generator: torch.Generator, power: float = 1.0) -> WeightedRandomSampler:
+    """As many draws as rows, from every cell [n] alike, or in proportion to size^(1 − power)."""
+    sizes = torch.bincount(cells.cpu()).double()
+    chances = sizes[cells.cpu()].pow(-power)
+    return WeightedRandomSampler(chances.tolist(), len(cells), generator=generator)
+
+
+def cell_numbers(labels: Tensor, parts: Tensor) -> Tensor:
+    """One number for each (class, part) pair that occurs, from 0 and without holes, [n] on the CPU."""
+    labels, parts = labels.cpu().long(), parts.cpu().long()
+    return (labels * (parts.max() + 1) + parts).unique(return_inverse=True)[1]

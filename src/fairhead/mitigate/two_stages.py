@@ -14,8 +14,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import SubsetRandomSampler
 
 from fairhead.errors import InputError, UnsupportedModel
-from fairhead.mitigate.losses import balanced, cell_numbers, row_losses
-from fairhead.mitigate.training_job import Job
+from fairhead.mitigate.training_job import Job, balanced, cell_numbers, row_losses
 from fairhead.settings import (
     Choice,
     Count,

@@ -21,7 +21,8 @@ from transformers import (
 from fairhead.bench.cell import run_cell
 from fairhead.bench.grid import Backbone, Cell, Data, Method
 from fairhead.bench.grid_file import read_grid
-from fairhead.bench.runner import check, whole_model
+from fairhead.bench.one_run import whole_model
+from fairhead.bench.runner import check
 from fairhead.bench.tasks import auxiliary_models_of, read_task
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.mitigate import load, method, run, save

@@ -19,7 +19,7 @@ from fairhead import load
 from fairhead.bench import runner
 from fairhead.bench.cell import run_cell
 from fairhead.bench.grid import Backbone, Cell, Data, Method
-from fairhead.bench.runner import save_model
+from fairhead.bench.one_run import save_model
 from fairhead.cli import app
 from fairhead.cli.mitigate import EPILOG
 from fairhead.errors import InputError

@@ -18,7 +18,7 @@ from torch import nn
 from fairhead.bench.cell import fingerprint, row_of, run_cell, run_trial
 from fairhead.bench.engines import Workplace
 from fairhead.bench.grid_file import read_grid
-from fairhead.bench.results_folder import Store, table_of
+from fairhead.bench.results import Store, table_of
 from fairhead.bench.runner import PLAN_PRIORS, Place, choices, final_cells, run_grid, trial_cells
 from fairhead.bench.table import markdown, report_of
 from fairhead.mitigate import method

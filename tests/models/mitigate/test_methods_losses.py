@@ -16,8 +16,8 @@ from torch.nn.functional import cross_entropy, kl_div, log_softmax, softmax
 
 from fairhead.mitigate import method, run
 from fairhead.mitigate.hard_rows import FailureLoss, PairOutput, TwinLoss, _AdversarialLoss, chi2_weights, cvar_weights
-from fairhead.mitigate.losses import Adjusted, GroupLoss, balanced
 from fairhead.mitigate.row_weights import label_offsets
+from fairhead.mitigate.training_job import Adjusted, GroupLoss, balanced
 from fairhead.mitigate.two_stages import _DistillationLoss, environments, scale_gradients
 from fairhead.train import Examples, TrainingPlan
 from fairhead.train.kmeans import independent_weights

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fairhead.errors import InputError
-from fairhead.mitigate.losses import cell_numbers
-from fairhead.mitigate.training_job import Job, Method, Trained, run_job
+from fairhead.mitigate.training_job import Job, Method, Trained, cell_numbers, run_job
 from fairhead.train import Epoch, Examples, Selection, TrainingPlan
 from fairhead.train.fitting import worst_of_cells
 

@@ -14,8 +14,8 @@ from torch.nn.functional import cross_entropy
 
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.heads import Tap
-from fairhead.mitigate.losses import row_losses
 from fairhead.mitigate.references import JobWithAttributes, Reference
+from fairhead.mitigate.training_job import row_losses
 from fairhead.mitigate.two_stages import find_head
 from fairhead.settings import Count, LogUniform, NotNegative, Prior, WholeNumber
 from fairhead.train import Examples

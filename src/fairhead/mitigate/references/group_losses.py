@@ -13,10 +13,9 @@ from torch.nn.functional import normalize
 from fairhead.errors import InputError
 from fairhead.heads import Reading, Tap
 from fairhead.mitigate.hard_rows import PairOutput, second_head
-from fairhead.mitigate.losses import cell_numbers, row_losses
 from fairhead.mitigate.references import JobWithAttributes, Reference
 from fairhead.mitigate.row_weights import label_offsets
-from fairhead.mitigate.training_job import ERM
+from fairhead.mitigate.training_job import ERM, cell_numbers, row_losses
 from fairhead.mitigate.two_stages import features_of, find_head, set_head
 from fairhead.settings import Count, ListOf, LogUniform, NotNegative, Positive, Prior
 from fairhead.train.kmeans import independent_weights

@@ -1,7 +1,8 @@
-"""The results of a grid: one line per cell in results.jsonl, one file of records, and their table. Imports no torch.
+"""The results of a grid: the folder that keeps them, and the table that they add up to. Imports no torch.
 
-A line is added when its records are safe, so that whatever kills the run, all that is listed is there; the cells in
-flight are run again. Folders of earlier versions have all records in one records.zip, which is still read.
+Each cell is one line of results.jsonl and one file of records. A line is added when its records are safe, so that
+whatever kills the run, all that is listed is there; the cells in flight are run again. Folders of earlier versions have
+all records in one records.zip, which is still read.
 
 Every figure of the table is recomputed from the records. A method is set in bold where it is the best *and* its paired
 difference from each other method is significant; a table without bold type is a finding too.
