@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fairhead.audit.rates import Margins
-from fairhead.bench.results import Store
+from fairhead.bench.results_folder import Store
 from fairhead.records import Records
 
 CANDIDATES = {"plain": "erm", "balance": "balance", "match": "match", "both": "balance + match"}

@@ -16,7 +16,7 @@ from cases_locate import made as made_heads
 from cases_training import GRID
 from safetensors.numpy import load_file
 
-from fairhead.bench.results import Store
+from fairhead.bench.results_folder import Store
 from fairhead.language.suite import Suite
 
 KILLS = int(os.environ.get("FAIRHEAD_KILLS", 50))  # of each command

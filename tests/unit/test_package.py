@@ -109,11 +109,34 @@ def test_commands_of_the_guides_name_models_that_a_reader_has():
             assert known or name in written, f"{page.name}: {name}"
 
 
+def files_with(pattern):
+    """The files of the package that have it, by their paths within the package."""
+    source = Path(fairhead.__file__).parent
+    found = [file for file in source.rglob("*.py") if re.search(pattern, file.read_text(encoding="utf-8"))]
+    return {file.relative_to(source).as_posix() for file in found}
+
+
 def test_models_are_loaded_in_one_place():
     """Elsewhere the method that a model carries would be left out, and missing weights be random numbers."""
-    source = Path(fairhead.__file__).parent
-    calling = {file for file in source.rglob("*.py") if ".from_pretrained(" in file.read_text(encoding="utf-8")}
-    assert {str(file.relative_to(source)) for file in calling} == {"models/load.py", "models/places.py"}
+    assert files_with(r"\.from_pretrained\(") == {"models/load.py", "models/places.py"}
+
+
+def test_attention_is_called_in_one_room():
+    names = r"Attention(Mask)?Interface|ALL_ATTENTION_FUNCTIONS|_attn_implementation|scaled_dot_product_attention"
+    assert {file.partition("/")[0] for file in files_with(names)} == {"heads"}
+
+
+def test_ends_of_intervals_are_found_in_two_rooms():
+    """Where the live page shows the range of its control sets, it calls it so."""
+    found = files_with(r"np\.(nan)?(quantile|percentile)\(|\bquantiles\(|\.ppf\(")
+    assert {file.partition("/")[0] for file in found - {"locate/live.py"}} == {"stats", "audit"}
+
+
+def test_files_are_short_and_names_tell_them_apart():
+    files = list(Path(fairhead.__file__).parent.rglob("*.py"))
+    names = [file.name for file in files if file.name != "__init__.py"]
+    assert [name for name in names if names.count(name) > 1] == []
+    assert [str(file) for file in files if len(file.read_text(encoding="utf-8").splitlines()) > 400] == []
 
 
 def test_the_worked_examples_would_pass_the_checks(tmp_path):

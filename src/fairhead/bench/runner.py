@@ -18,7 +18,8 @@ from fairhead.audit import audit
 from fairhead.bench.cell import contents_of, fingerprint, method_of
 from fairhead.bench.engines import News, Workplace, run_cells
 from fairhead.bench.grid import Cell, Grid
-from fairhead.bench.results import Row, Store, has_result, mean_of_all, name_of
+from fairhead.bench.results_folder import Row, Store, has_result
+from fairhead.bench.table import mean_of_all, name_of
 from fairhead.bench.tasks import named_models, recipe_of
 from fairhead.data import check_spec, parse_spec
 from fairhead.errors import InputError

@@ -243,6 +243,17 @@ def _missed(lines: Sequence[Line], metric: str) -> str:
     return f"the smallest detectable difference in points, each compared alone, is {each}"
 
 
+def name_of(method: str, choice: Choice) -> str:
+    """How what a search chose for a method is called in the table."""
+    return f"{method} chosen with groups" if choice.with_groups else method
+
+
+def mean_of_all(values: Sequence[float | None]) -> float | None:
+    """None where one of them is not known, or there is none."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known and len(known) == len(values) else None
+
+
 def write_table(table: Table, folder: Path | str) -> Path:
     """Write table.md, table.json and table.html to a folder; return the path of the page."""
     folder = Path(folder)

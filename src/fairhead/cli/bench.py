@@ -114,8 +114,9 @@ def bench_command(
         plan = read_grid(grid_path(grid), asked)
     if not running.table_only:
         need()
-    from fairhead.bench.results import Store, table_of
+    from fairhead.bench.results_folder import Store
     from fairhead.bench.table import markdown, write_table
+    from fairhead.bench.table_figures import table_of
 
     for folder in running.take_in:
         if not (folder / "results.jsonl").is_file():

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from glob import glob
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -18,9 +18,6 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from fairhead.data.files import Skips, Source, base_name, stamp_of
 from fairhead.errors import InputError
 from fairhead.store import read_arrays, reading
-
-if TYPE_CHECKING:
-    from fairhead.data.datasets import Examples
 
 PREFIX = "features:"  # of features that are ready
 Progress = Callable[[int, int], None]
@@ -256,11 +253,11 @@ class ReadyFeatures:
             raise InputError(f"{where}: there is no such file of features (.npz with the arrays features and names)")
         return cls(where, *_read(files, stamp_of(files)))
 
-    def of(self, part: "Examples") -> NDArray[np.float32]:
-        """The vectors of these rows, [m, D]: pictures by their paths, texts by their ids."""
-        rows = part.inputs.positions(self.position) if isinstance(part.inputs, Images) else [-1]
+    def of(self, inputs: Any, ids: NDArray[np.str_]) -> NDArray[np.float32]:
+        """The vectors of rows with these inputs and ids, [m, D]: pictures by their paths, texts by their ids."""
+        rows = inputs.positions(self.position) if isinstance(inputs, Images) else [-1]
         if min(rows, default=-1) < 0:
-            rows = [self.position.get(name, -1) for name in part.ids.tolist()]
+            rows = [self.position.get(name, -1) for name in ids.tolist()]
         lost = sum(row < 0 for row in rows)
         if lost:
             raise InputError(

@@ -15,7 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, create_mask
-from transformers import AttentionInterface
+from torch.nn.functional import scaled_dot_product_attention
+from torch.overrides import TorchFunctionMode
+from transformers import AttentionInterface, PreTrainedConfig
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from fairhead.errors import UnsupportedModel
 from fairhead.heads.requests import CheckedTokens, Requests, check_range
@@ -302,3 +305,43 @@ def _undropped_weights(module: nn.Module, weights: Tensor, rows: CheckedTokens) 
 
 
 _ROUTES = {"interface": _by_interface, "method": _by_method, "hooks": _by_hooks}
+
+
+class AppendedAttention(nn.Module):
+    """Attention through transformers' registry, so that the tap reaches its heads as it does any model's."""
+
+    is_causal = False
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.config: Any = PreTrainedConfig()
+        self.config._attn_implementation = "sdpa"
+        self.head_dim = width // heads
+        # Not q_proj and the like: transformers rewrites those names while it saves a model of some families.
+        self.queries, self.keys, self.values, self.linear_out = (nn.Linear(width, width) for _ in range(4))
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Attend within each row of x [B, T, D]."""
+        q, k, v = (
+            linear(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            for linear in (self.queries, self.keys, self.values)
+        )
+        attend: Any = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
+        may_look = None if mask is None else (mask != 0)[:, None, None].expand(-1, 1, x.shape[1], -1)
+        output, _ = attend(self, q, k, v, may_look, scaling=self.head_dim**-0.5, dropout=0.0)
+        return self.linear_out(output.flatten(-2))
+
+
+class FirstRow(TorchFunctionMode):
+    """Torch's attention for the first query alone, while it is open; the others get its output, and nobody looks."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if function is not scaled_dot_product_attention or kwargs.get("is_causal") or len(args) != 3:
+            return function(*args, **kwargs)
+        query, key, value = args
+        mask = kwargs.get("attn_mask")
+        if mask is not None and mask.shape[-2] > 1:
+            kwargs = {**kwargs, "attn_mask": mask[..., :1, :]}
+        rows = function(query[:, :, :1], key, value, **kwargs)
+        return rows.expand(-1, -1, query.shape[2], -1)

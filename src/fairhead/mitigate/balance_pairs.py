@@ -26,8 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import huber_loss
 
-from fairhead.data import parse_spec
-from fairhead.data.datasets import TextPair
+from fairhead.data import TextPair, parse_spec
 from fairhead.data.sentences import StereoSetItem
 from fairhead.data.splits import shuffle_by_hash
 from fairhead.errors import InputError

@@ -7,11 +7,9 @@ from functools import cache
 from typing import Any, Literal
 
 from torch import Tensor, nn
-from transformers import PreTrainedConfig
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from fairhead.errors import InputError, UnsupportedModel
-from fairhead.heads import Site, find_sites
+from fairhead.heads import AppendedAttention, Site, find_sites
 from fairhead.mitigate.training_job import ADDED_LATER, Job
 from fairhead.settings import Count
 from fairhead.train.last_encoder import all_tokens
@@ -143,31 +141,6 @@ class AppendedLayer(nn.Module):
         if pooler is not None and getattr(output, "pooler_output", None) is not None:
             output.pooler_output = pooler(hidden)
         return output
-
-
-class AppendedAttention(nn.Module):
-    """Attention through transformers' registry, so that the tap reaches its heads as it does any model's."""
-
-    is_causal = False
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.config: Any = PreTrainedConfig()
-        self.config._attn_implementation = "sdpa"
-        self.head_dim = width // heads
-        # Not q_proj and the like: transformers rewrites those names while it saves a model of some families.
-        self.queries, self.keys, self.values, self.linear_out = (nn.Linear(width, width) for _ in range(4))
-
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Attend within each row of x [B, T, D]."""
-        q, k, v = (
-            linear(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-            for linear in (self.queries, self.keys, self.values)
-        )
-        attend: Any = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
-        may_look = None if mask is None else (mask != 0)[:, None, None].expand(-1, 1, x.shape[1], -1)
-        output, _ = attend(self, q, k, v, may_look, scaling=self.head_dim**-0.5, dropout=0.0)
-        return self.linear_out(output.flatten(-2))
 
 
 def argument(module: nn.Module, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

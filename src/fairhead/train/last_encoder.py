@@ -15,11 +15,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
-from torch.overrides import TorchFunctionMode
 
 from fairhead.errors import UnsupportedModel
-from fairhead.heads import find_sites
+from fairhead.heads import FirstRow, find_sites
 from fairhead.models.attached import refuse_method
 
 
@@ -179,20 +177,5 @@ _HOOKS = (_show_first, _show_first_query, _repeat_first)
 
 
 def _with_one_row(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    with _OneRow():
+    with FirstRow():
         return type(module).forward(module, *args, **kwargs)
-
-
-class _OneRow(TorchFunctionMode):
-    """Torch's attention for the first query alone; the others get its output, and nobody looks at them."""
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if function is not scaled_dot_product_attention or kwargs.get("is_causal") or len(args) != 3:
-            return function(*args, **kwargs)
-        query, key, value = args
-        mask = kwargs.get("attn_mask")
-        if mask is not None and mask.shape[-2] > 1:
-            kwargs = {**kwargs, "attn_mask": mask[..., :1, :]}
-        rows = function(query[:, :, :1], key, value, **kwargs)
-        return rows.expand(-1, -1, query.shape[2], -1)

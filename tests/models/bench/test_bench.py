@@ -20,9 +20,10 @@ from fairhead.audit import audit, compare
 from fairhead.bench.cell import run_cell
 from fairhead.bench.engines import Workplace
 from fairhead.bench.grid_file import grid_path, read_grid
-from fairhead.bench.results import Store, table_of
+from fairhead.bench.results_folder import Store
 from fairhead.bench.runner import run_grid
 from fairhead.bench.table import markdown, report_of
+from fairhead.bench.table_figures import table_of
 from fairhead.bench.tasks import read_task
 from fairhead.cli import main
 from fairhead.errors import InputError, UnsupportedModel

@@ -10,7 +10,7 @@ from made_faces import make_faces
 from fairhead.bench import engines, runner
 from fairhead.bench.engines import Workplace
 from fairhead.bench.grid_file import read_grid
-from fairhead.bench.results import Store
+from fairhead.bench.results_folder import Store
 from fairhead.bench.runner import run_grid
 from fairhead.cli import main
 from fairhead.errors import FairheadError, InputError

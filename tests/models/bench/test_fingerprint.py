@@ -10,8 +10,9 @@ from fairhead.bench.cell import fingerprint
 from fairhead.bench.engines import Workplace
 from fairhead.bench.grid import Backbone, Cell, Data, Method
 from fairhead.bench.grid_file import read_grid
-from fairhead.bench.results import Store, table_of
+from fairhead.bench.results_folder import Store
 from fairhead.bench.runner import run_grid
+from fairhead.bench.table_figures import table_of
 from fairhead.data import faces
 from fairhead.mitigate import registry
 from fairhead.models import fresh

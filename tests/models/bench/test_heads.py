@@ -9,7 +9,7 @@ from PIL import Image
 from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessorPil
 
 import fairhead
-from fairhead.bench import runner
+from fairhead.bench import one_run
 from fairhead.bench.cell import run_cell
 from fairhead.bench.grid import Backbone, Cell, Data, Method
 from fairhead.data import read
@@ -55,7 +55,7 @@ def a_cell(faces, model, method="erm", like=None, **options):
 
 @pytest.mark.parametrize("method", ["erm", "auto"])
 def test_a_head_on_a_model_s_features_is_saved_as_the_whole_model(method, faces, encoder, tmp_path):
-    found = runner.mitigate(a_cell(faces, encoder, method), tmp_path / "run", cache=tmp_path / "cache")
+    found = one_run.mitigate(a_cell(faces, encoder, method), tmp_path / "run", cache=tmp_path / "cache")
     model = fairhead.load(tmp_path / "run/model")
     assert isinstance(model, ViTForImageClassification)
     before = fairhead.load(encoder).vit.state_dict()
@@ -81,7 +81,7 @@ def test_ready_features_are_joined_by_name(faces, ready, tmp_path):
     test = read("utkface", faces, seed=0).examples("test")
     torch.testing.assert_close(done.task.test.inputs[FEATURES], torch.from_numpy(table.of(test)))
     assert done.row["figures"]["accuracy"]["value"] > 0.75  # Bayes: 84 %
-    found = runner.mitigate(a_cell(faces, ready, "auto"), tmp_path / "run", cache=tmp_path / "cache")
+    found = one_run.mitigate(a_cell(faces, ready, "auto"), tmp_path / "run", cache=tmp_path / "cache")
     assert isinstance(found.model, LinearHead)
 
 

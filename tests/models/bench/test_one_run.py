@@ -16,7 +16,7 @@ from transformers import AutoImageProcessor, AutoModelForImageClassification
 from typer.testing import CliRunner
 
 from fairhead import load
-from fairhead.bench import runner
+from fairhead.bench import one_run
 from fairhead.bench.cell import run_cell
 from fairhead.bench.grid import Backbone, Cell, Data, Method
 from fairhead.bench.one_run import save_model
@@ -63,7 +63,7 @@ def mitigate(*arguments):
 def test_a_run_that_replaces_another_says_so_before_it_trains(faces, tmp_path, caplog):
     for method in ("erm", "erm", "scaling"):
         caplog.clear()
-        runner.mitigate(a_cell(faces, method), tmp_path / "run")
+        one_run.mitigate(a_cell(faces, method), tmp_path / "run")
         assert ("holds another run (erm, seed 0), which this one replaces" in caplog.text) == (method != "erm")
 
 
@@ -115,7 +115,7 @@ def test_a_run_leaves_model_records_audit_and_report(faces, tmp_path):
 
 def test_from_pretrained_gives_the_outputs_that_were_measured(faces, tmp_path):
     """Of a model whose training rows were weighted: nothing of the method is left in it."""
-    run = runner.mitigate(a_cell(faces, "balance", clusters=2), tmp_path / "out", cache=tmp_path / "cache")
+    run = one_run.mitigate(a_cell(faces, "balance", clusters=2), tmp_path / "out", cache=tmp_path / "cache")
     model = AutoModelForImageClassification.from_pretrained(tmp_path / "out" / "model").eval()
     torch.manual_seed(0)
     pictures = torch.randn(3, 3, 8, 8)
@@ -300,7 +300,7 @@ def test_help_imports_no_torch(command):
 
 def test_where_plain_training_is_kept_both_models_are_said_to_be_the_same(faces, tmp_path):
     """These faces have no groups within their classes: nothing is balanced, and nothing is compared with itself."""
-    found = runner.mitigate(a_cell(faces, "auto"), tmp_path / "run", cache=tmp_path / "cache")
+    found = one_run.mitigate(a_cell(faces, "auto"), tmp_path / "run", cache=tmp_path / "cache")
     assert (found.against, found.row["notes"]["kept"]) == ("erm", "plain")
     page = found.page()
     said = " ".join(sentence.text for sentence in page.verdict)

@@ -18,9 +18,10 @@ from torch import nn
 from fairhead.bench.cell import fingerprint, row_of, run_cell, run_trial
 from fairhead.bench.engines import Workplace
 from fairhead.bench.grid_file import read_grid
-from fairhead.bench.results import Store, table_of
+from fairhead.bench.results_folder import Store
 from fairhead.bench.runner import PLAN_PRIORS, Place, choices, final_cells, run_grid, trial_cells
 from fairhead.bench.table import markdown, report_of
+from fairhead.bench.table_figures import table_of
 from fairhead.mitigate import method
 from fairhead.mitigate.registry import names
 from fairhead.records import Records

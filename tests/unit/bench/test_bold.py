@@ -7,8 +7,8 @@ import pytest
 
 from fairhead.audit.seeds import SeedDifference, SeedFigure
 from fairhead.bench.grid import Method
-from fairhead.bench.results import _best
 from fairhead.bench.table import Block, Line, Table, markdown, report_of
+from fairhead.bench.table_figures import _best
 from fairhead.errors import InputError
 from fairhead.mitigate.registry import LADDER, METHODS, MethodEntry
 from fairhead.report import render

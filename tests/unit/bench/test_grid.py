@@ -10,7 +10,7 @@ import pytest
 
 from fairhead.bench.grid import Search
 from fairhead.bench.grid_file import grid_path, read_grid, read_methods
-from fairhead.bench.results import Store
+from fairhead.bench.results_folder import Store
 from fairhead.errors import InputError
 from fairhead.records import Records
 
