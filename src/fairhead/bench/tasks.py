@@ -142,7 +142,7 @@ def _dataset(data: Data, seed: int | None) -> Dataset:
         return read_labelled(data.read, **options)
     places = [data.read.partition(":")[2], *filter(None, [options.get("groups_from")])]
     stamp = stamp_of(file for place in places for file in files_below(place))
-    return _read(data.read, json.dumps(options, sort_keys=True), stamp)
+    return _read(data.read, json.dumps(options), stamp)
 
 
 def _group(dataset: Dataset, data: Data) -> str | None:

@@ -26,13 +26,17 @@ def split_by_hash(
 ) -> NDArray[np.str_]:
     """The part of each row, shape [n], at random; rows with the same key (the same person or term) stay together.
 
-    `fractions` are the shares of the parts; with distinct keys the parts have exactly these sizes.
+    `fractions` are the shares of the parts; with distinct keys the parts have exactly these sizes. In what order they
+    are given does not matter, where they are train, val and test.
 
     Example:
         >>> parts = split_by_hash([f"person {i % 50}" for i in range(1000)], {"train": 0.9, "test": 0.1})
         >>> int((parts == "test").sum())
         100
     """
+    fractions = {
+        name: fractions[name] for name in (*(part for part in EIGHTY_TEN_TEN if part in fractions), *fractions)
+    }
     shares = list(fractions.values())
     if not shares or not all(share >= 0 for share in shares) or not abs(sum(shares) - 1) <= 1e-9:  # NaN is neither
         raise InputError(f"the shares of a split must not be negative and must sum to 1; found {dict(fractions)}")

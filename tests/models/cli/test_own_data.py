@@ -264,6 +264,40 @@ def test_heads_are_located_in_a_model_of_own_posts(toxicity, posts, tmp_path, ca
     assert json.loads(capsys.readouterr().out)["provenance"]["data"] == f"texts:{posts}"
 
 
+@pytest.mark.parametrize("kind", ["images", "texts"])
+def test_own_rows_are_predicted_and_their_groups_discovered(kind, smiling, toxicity, photo_options, posts, tmp_path):
+    model = (smiling if kind == "images" else toxicity) / "model"
+    of_photos = [*photo_options, "--person", "person"]
+    rows = of_photos if kind == "images" else ["--data", f"texts:{posts}", "--group", "about"]
+    run("predict", "--model", model, *rows, *FEW_TRAINED, "--out", tmp_path / "answers.csv", "--device", "cpu")
+    rows_of_run = json.loads((model.parent / "run.json").read_text())["rows"]
+    assert len(Records.read(tmp_path / "answers.csv")) == rows_of_run["test"]  # its split: none is left out
+    run("discover", "--encoder", model, "--model", model, *rows, *FEW_TRAINED, "--clusters", "2", "--device", "cpu",
+        "--out", tmp_path / "found")  # fmt: skip
+    assert (tmp_path / "found" / "groups.csv").read_text().startswith("id,")
+
+
+def test_own_posts_are_looked_at(toxicity, posts, tmp_path):
+    out = tmp_path / "maps"
+    run("attention", "--model", toxicity / "model", "--data", f"texts:{posts}", "--group", "about", "--part", "train",
+        "--out", out, "--device", "cpu")  # fmt: skip
+    assert json.loads((out / "attention.json").read_text())["provenance"]["group"] == "about"
+
+
+@pytest.mark.parametrize("kind", ["pairs", "triplets"])
+def test_heads_are_edited_on_own_sentences(kind, llama, tmp_path):
+    file = tmp_path / "own.csv"
+    names = ["stereotype", "anti_stereotype", "unrelated"][: 2 if kind == "pairs" else 3]
+    with file.open("w", newline="") as handle:
+        csv.writer(handle).writerows([names, *(item.texts[: len(names)] for item in ITEMS * 8)])
+    few = ["--n-boot", "100", "--draws", "5", "--device", "cpu"]
+    run("locate", "--model", llama, "--data", f"{kind}:{file}", *few, "--out", tmp_path / "heads")
+    assert (tmp_path / "heads" / "headmap.json").exists()
+    run("ablate", "--heads", "L0H0", "--kind", "zero", "--model", llama, "--data", f"{kind}:{file}", *few,
+        "--save", tmp_path / "edited")  # fmt: skip
+    assert (tmp_path / "edited" / "config.json").exists()
+
+
 def test_heads_are_located_in_own_pairs_of_one_category(llama, tmp_path, capsys):
     file = tmp_path / "own.csv"
     rows = [["more", "less", "about"]]

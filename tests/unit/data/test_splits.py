@@ -16,6 +16,14 @@ from fairhead.errors import InputError
 FRACTIONS = {"train": 0.8, "val": 0.1, "test": 0.1}
 
 
+@pytest.mark.parametrize("order", [["test", "train", "val"], ["val", "test", "train"]])
+def test_the_order_of_the_shares_does_not_matter(order):
+    """Commands and grids write them in one order or the other, and must not test on each other's training rows."""
+    keys = [f"key {i}" for i in range(40)]
+    again = split_by_hash(keys, {part: FRACTIONS[part] for part in order})
+    assert again.tolist() == split_by_hash(keys, FRACTIONS).tolist()
+
+
 @given(st.lists(st.text(max_size=3), min_size=1), st.integers(0, 5), st.randoms())
 def test_rows_of_a_key_stay_together_in_any_order(keys, seed, random):
     part = dict(zip(keys, split_by_hash(keys, FRACTIONS, seed).tolist(), strict=True))
