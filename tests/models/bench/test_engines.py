@@ -93,14 +93,17 @@ def test_what_cannot_be_is_one_line(grid_of, faces, tmp_path, monkeypatch, capsy
 
 
 @pytest.mark.filterwarnings("ignore")  # submitit leaves its logs open
-def test_jobs_of_slurm_give_the_same_figures(grid_of, tmp_path):
+@pytest.mark.parametrize(("address", "methods"), [("debug", ["erm", "dam"]), ("local", ["dam"])])
+def test_jobs_of_slurm_give_the_same_figures(grid_of, tmp_path, monkeypatch, address, methods):
+    """In this process, and in one of its own for each cell, which takes seconds to start."""
     pytest.importorskip("submitit")
-    grid = grid_of(seeds=[0])
-    run_grid(grid, tmp_path / "here", Workplace())
-    for address in ("debug", "local"):  # in this process, and in one of its own for each cell
-        there = Workplace(engine="slurm", address=address, folder=tmp_path)
-        assert run_grid(grid, tmp_path / address, there) == (0, 2, 0)
-        assert figures(tmp_path / address) == figures(tmp_path / "here")
+    grid = grid_of(seeds=[0], methods=methods, baseline=methods[0])
+    with monkeypatch.context() as patched:
+        patched.setattr(runner, "run_cells", in_this_process)
+        run_grid(grid, tmp_path / "here", Workplace())
+    there = Workplace(engine="slurm", address=address, folder=tmp_path)
+    assert run_grid(grid, tmp_path / "there", there) == (0, len(methods), 0)
+    assert figures(tmp_path / "there") == figures(tmp_path / "here")
 
 
 def test_a_machine_without_slurm_is_told(grid_of, tmp_path, monkeypatch):
@@ -121,24 +124,26 @@ def cluster(monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_cluster_survives_the_loss_of_a_node(grid_of, cluster, tmp_path):
-    """24 cells on two nodes, one of which is taken away; the figures are those of one process."""
-    grid = grid_of(seeds=list(range(12)))
-    run_grid(grid, tmp_path / "here", Workplace())
+def test_a_cluster_survives_the_loss_of_a_node(grid_of, cluster, tmp_path, monkeypatch):
+    """Eight cells on two nodes, one of which is taken away; the figures are those of one process."""
+    grid = grid_of(seeds=list(range(4)))
+    with monkeypatch.context() as patched:
+        patched.setattr(runner, "run_cells", in_this_process)
+        run_grid(grid, tmp_path / "here", Workplace())
     second = cluster.add_node(num_cpus=1)
     there = Workplace(engine="ray", address=cluster.address)
     seen = []
 
     def take_away(news):
         seen.append(news)
-        if sum(one.row is not None for one in seen) == 6 and second is not None and not taken.is_set():
+        if sum(one.row is not None for one in seen) == 2 and second is not None and not taken.is_set():
             taken.set()
             threading.Thread(target=cluster.remove_node, args=(second, False)).start()
 
     taken = threading.Event()
     first = run_grid(grid, tmp_path / "there", there, take_away)
     assert taken.is_set()
-    assert first.done + first.failed == 24
+    assert first.done + first.failed == 8
     lost = [row for row in Store(tmp_path / "there").rows() if row["status"] == "failed"]
     assert all("the worker of this cell was lost" in row["error"] for row in lost)
     assert any(news.stage == "training" for news in seen)  # news on the way, as with processes

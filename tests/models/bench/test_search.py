@@ -1,13 +1,9 @@
 """The search of hyper-parameters: what is drawn, what is looked at, what is chosen, and what the table says of it."""
 
 import json
-import os
 import random
-import signal
-import subprocess
-import sys
-import time
 from dataclasses import fields, replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,13 +11,15 @@ import torch
 from made_faces import GRID, make_faces
 from torch import nn
 
+from fairhead.bench import runner
 from fairhead.bench.cell import fingerprint, row_of, run_cell, run_trial
-from fairhead.bench.engines import Workplace
+from fairhead.bench.engines import Workplace, work
 from fairhead.bench.grid_file import read_grid
 from fairhead.bench.results_folder import Store
 from fairhead.bench.runner import PLAN_PRIORS, Place, choices, final_cells, run_grid, trial_cells
 from fairhead.bench.table import markdown, report_of
 from fairhead.bench.table_figures import table_of
+from fairhead.cli import main
 from fairhead.mitigate import method
 from fairhead.mitigate.registry import names
 from fairhead.records import Records
@@ -256,25 +254,31 @@ def test_what_a_search_cannot_choose_is_named_and_trials_that_diverged_are_taken
     assert choices(grid, other) == choices(grid, store)
 
 
-def test_a_searched_grid_from_end_to_end(faces, tmp_path):
+def test_a_searched_grid_from_end_to_end(faces, tmp_path, monkeypatch, capsys):
     text = SEARCHED.replace("configs: 3, seeds: [7, 8]", "configs: 2, seeds: [7]")
     (tmp_path / "grid.yaml").write_text(text)
-    command = [sys.executable, "-m", "fairhead", "bench", str(tmp_path / "grid.yaml"), "--out", str(tmp_path / "out")]
-    command += ["--cache", str(tmp_path / "cache"), "--device", "cpu"]
-    environment = {**os.environ, "FACES": str(faces), "OMP_NUM_THREADS": "1"}
-    # Killed in the middle of the trials; what is done stays done.
-    running = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, start_new_session=True)
-    lines = tmp_path / "out" / "results.jsonl"
-    while not lines.exists() or lines.read_bytes().count(b"\n") < 2:
-        assert running.poll() is None
-        time.sleep(0.05)
-    os.killpg(running.pid, signal.SIGKILL)
-    running.communicate()
-    before = len(Store(tmp_path / "out").rows())
-    assert 2 <= before < 6
-    again = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert f"{10 - before} cells done, 0 failed, {before} were done before" in again.stderr
-    assert "trials a method" in again.stdout
+    command = ["bench", str(tmp_path / "grid.yaml"), "--out", str(tmp_path / "out"), "--device", "cpu"]
+    command += ["--cache", str(tmp_path / "cache")]
+    monkeypatch.setenv("FACES", str(faces))
+
+    def ended_after(most, cells, workplace):
+        """In this process, which is interrupted where there is more to do."""
+        for cell in cells[:most]:
+            yield work(cell, workplace, lambda news: None, lambda: 1)
+        if len(cells) > most:
+            raise KeyboardInterrupt
+
+    # In the middle of the trials; what is done stays done.
+    monkeypatch.setattr(runner, "run_cells", partial(ended_after, 2))
+    with pytest.raises(SystemExit, match="130"):
+        main(command)
+    assert len(Store(tmp_path / "out").rows()) == 2
+    capsys.readouterr()
+    monkeypatch.setattr(runner, "run_cells", partial(ended_after, 10))
+    main(command)
+    said = capsys.readouterr()
+    assert "8 cells done, 0 failed, 2 were done before" in said.err
+    assert "trials a method" in said.out
     page = (tmp_path / "out" / "table.html").read_text(encoding="utf-8")
     assert "Search of hyper-parameters" in page
     content = json.loads((tmp_path / "out" / "table.json").read_text(encoding="utf-8"))
