@@ -36,11 +36,6 @@ class CrowsPair:
         """Its term, or the more stereotypical sentence, where it is one of its own."""
         return self.term or self.more
 
-    @property
-    def disadvantaged(self) -> str:
-        """The sentence about the disadvantaged group."""
-        return self.more if self.direction == "stereo" else self.less
-
 
 MORE_LESS = (
     ("more", "less"),
@@ -86,7 +81,7 @@ def read_pairs(
         >>> file = pathlib.Path(tempfile.mkdtemp(), "own.csv")
         >>> _ = file.write_text("more,less,category\nShe cannot drive.,He cannot drive.,gender\n")
         >>> pair = read_pairs(file)[0]
-        >>> pair.id, pair.disadvantaged, pair.bias_type
+        >>> pair.id, pair.more, pair.bias_type
         ('1', 'She cannot drive.', 'gender')
     """
     skips = Skips(on_error)

@@ -79,7 +79,7 @@ def test_ready_features_are_joined_by_name(faces, ready, tmp_path):
     assert isinstance(done.trained.model, LinearHead)
     table = ReadyFeatures.read(ready)
     test = read("utkface", faces, seed=0).examples("test")
-    torch.testing.assert_close(done.task.test.inputs[FEATURES], torch.from_numpy(table.of(test)))
+    torch.testing.assert_close(done.task.test.inputs[FEATURES], torch.from_numpy(table.of(test.inputs, test.ids)))
     assert done.row["figures"]["accuracy"]["value"] > 0.75  # Bayes: 84 %
     found = one_run.mitigate(a_cell(faces, ready, "auto"), tmp_path / "run", cache=tmp_path / "cache")
     assert isinstance(found.model, LinearHead)

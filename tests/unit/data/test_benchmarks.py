@@ -85,7 +85,7 @@ def test_crows_pairs_with_quotes_commas_and_line_breaks(tmp_path):
     (tmp_path / "crows_pairs_anonymized.csv").write_bytes((CROWS + row).encode())
     (pair,) = read("crows-pairs", tmp_path)
     assert pair.more == 'She said "no", and\nleft.'
-    assert pair.disadvantaged == pair.less == 'He said "no", and\nleft.'
+    assert (pair.direction, pair.less) == ("antistereo", 'He said "no", and\nleft.')
     assert (pair.id, pair.bias_type, pair.annotations) == ("7", "gender", (("gender",), ()))
 
 

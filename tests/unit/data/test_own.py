@@ -325,7 +325,7 @@ def test_the_file_of_winoqueer_is_read_as_it_is(tmp_path):
     file.write_text("\n".join([",Gender_ID_x,Gender_ID_y,sent_x,sent_y", *rows]))
     first, second = read_items(f"pairs:{file}")
     assert (first.more, first.less, first.bias_type) == ("Gay people are loud.", "Straight people are loud.", "Gay")
-    assert first.disadvantaged == first.more
+    assert first.direction == "stereo"
     assert second.bias_type == "Lesbian"
 
 
