@@ -88,8 +88,7 @@ class Columns:
         decimal: decimal separator of CSV and TSV files, a point or a comma.
         drop_missing: drop rows with blank or NaN values; a row without a group is left out only of figures by that
             column.
-        groups_from: CSV file with more group columns by id, such as the groups.csv of `fairhead discover`; joined on
-            --id.
+        groups_from: CSV file with more group columns by id, such as the groups.csv of `fairhead discover`; needs --id.
     """
 
     panel: ClassVar[str] = "The table"
