@@ -13,11 +13,11 @@ from torch import nn
 from fairhead.audit import Audit, Comparison, audit, compare
 from fairhead.audit.audit_results import audit_verdicts, comparison_verdicts
 from fairhead.bench.cell import Tell, fingerprint, run_cell
-from fairhead.bench.choice_page import NAMES, choice_section, choice_verdict
 from fairhead.bench.grid import Cell, Method
 from fairhead.bench.runner import check
 from fairhead.bench.tasks import Task, recipe_of
 from fairhead.mitigate import Trained
+from fairhead.mitigate.choosing import NAMES, choice_section, choice_verdict
 from fairhead.mitigate.registry import method_named
 from fairhead.mitigate.two_stages import find_head, set_head
 from fairhead.models import attach, load, method_of, save

@@ -12,7 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from fairhead.errors import InputError
-from fairhead.mitigate.choosing import CandidateResult, choose, judge, least_spread, share_of_groups, worst_large_cell
+from fairhead.mitigate.choosing import (
+    IN_GROUPS,
+    STABLE,
+    STRENGTHS,
+    CandidateResult,
+    choose,
+    judge,
+    least_spread,
+    share_of_groups,
+    worst_large_cell,
+)
 from fairhead.mitigate.registry import method
 from fairhead.mitigate.row_weights import Matched, label_offsets, match_weights
 from fairhead.mitigate.training_job import ADDED_LATER, Job, cell_numbers
@@ -28,12 +38,6 @@ from fairhead.train.step import class_names
 Candidate = Literal["plain", "balance", "logits", "dro", "match", "both"]
 # Methods that train once, on rows as they are drawn.
 UNDER = ("erm", "dam", "dam_norm", "dam_no_alignment", "dam_no_attention", "dam_release", "encoder_layer")
-# Of a candidate that costs too much: its weights to this power, its offsets times this. "balance 0.75" names one.
-STRENGTHS = (0.75, 0.5, 0.25)
-# What clusters must show to be balanced on: agreement between halves of the rows (adjusted Rand index; 0 is chance),
-# and the share of the rows that lie, within their class, in one of two groups.
-STABLE = 0.1
-IN_GROUPS = 0.5
 _ON_CLUSTERS = ("balance", "logits", "dro", "both")
 _MATCHED = ("match", "both")
 _FOLDS = 4

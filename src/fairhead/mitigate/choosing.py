@@ -8,10 +8,13 @@ accuracy; one standard error is allowed for there, because a few hundred rows do
 
 Clusters of a class may be groups, or may cut one group into rows that are easy and rows that are hard. Two groups lie
 farther apart than the sides of a cut, and not in the direction of another class: `share_of_groups` asks for both.
+
+What was chosen, among which candidates and on what clusters, is said by `choice_verdict` and `choice_section`.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +23,10 @@ from scipy.sparse import csr_array
 from torch import Tensor
 
 from fairhead.mitigate.training_job import cell_numbers
+from fairhead.report import Sentence
+from fairhead.report.sections import Section
+from fairhead.report.sections.plain import PlainTable, PlainTables
+from fairhead.stats import p_text
 from fairhead.train import Selection
 from fairhead.train.fitting import worst_accuracy
 
@@ -32,6 +39,22 @@ APART = 3.3
 _LARGE = 20  # rows of a (class, cluster) cell whose accuracy an epoch may be chosen by, or whose mean is looked at
 _LEAST = 5  # rows of a (class, cluster) cell: with fewer its rate is not looked at
 _REPLICATES = 200
+# Of a candidate that costs too much: its weights to this power, its offsets times this. "balance 0.75" names one.
+STRENGTHS = (0.75, 0.5, 0.25)
+# What clusters must show to be balanced on: agreement between halves of the rows (adjusted Rand index; 0 is chance),
+# and the share of the rows that lie, within their class, in one of two groups.
+STABLE = 0.1
+IN_GROUPS = 0.5
+NAMES = {
+    "plain": "plain training",
+    "balance": "balance",
+    "logits": "adjusted logits",
+    "dro": "GroupDRO over clusters",
+    "match": "match",
+    "both": "balance and match",
+}
+NAMES |= {f"{name} {s:g}": f"{said}, {100 * s:.0f} % strength" for name, said in NAMES.items() for s in STRENGTHS}
+_LITTLE = 0.5  # stability under which other rows would give other clusters
 
 
 @dataclass(frozen=True)
@@ -61,20 +84,13 @@ class CandidateResult:
         return self.gain is not None and self.gain_se is not None and self.gain > self.gain_se
 
 
-def between_clusters(answers: Codes, labels: Codes, clusters: Codes) -> float:
-    """The noise-corrected variance, between clusters, of how often a class is answered rightly; a mean over classes.
+def variance_between(right: Array, rows: Array) -> Array:
+    """The variance of the rates between clusters, averaged over classes, [...].
 
-    Cells count by their rows; what binomial noise alone would give is subtracted, so that the result can be negative.
-    It is NaN where no class has two clusters of enough rows.
+    From the right answers and the rows of each cell, [..., classes, clusters]. Cells count by their rows; what binomial
+    noise alone would give is subtracted, so that the result can be negative. It is NaN where no class has two clusters
+    of enough rows.
     """
-    tables = np.zeros((2, int(labels.max()) + 1, int(clusters.max()) + 1))  # the right answers, and all rows
-    np.add.at(tables[0], (labels, clusters), answers == labels)
-    np.add.at(tables[1], (labels, clusters), 1)
-    return float(_variance(*tables))
-
-
-def _variance(right: Array, rows: Array) -> Array:
-    """The same from the right answers and the rows of each cell, [..., classes, clusters]; [...]."""
     rows = np.where(rows >= _LEAST, rows, 0.0)
     n = np.maximum(rows, _LEAST)
     share, rate = rows / np.maximum(rows.sum(-1, keepdims=True), 1), np.minimum(right / n, 1.0)
@@ -112,7 +128,7 @@ def judge(
     for name, given in answers.items():
         right = tables((given == labels).astype(np.float64))
         accuracy = right.sum((1, 2)) / rows.sum((1, 2))
-        spread = np.maximum(_variance(right, rows), 0.0) ** 0.5
+        spread = np.maximum(variance_between(right, rows), 0.0) ** 0.5
         if not results:
             plain_spread, plain_accuracy = spread, accuracy
         cost = plain_accuracy - accuracy
@@ -212,3 +228,126 @@ def worst_large_cell(labels: Tensor, clusters: Tensor, least: int = _LARGE) -> S
     large = torch.bincount(cells)[cells] >= least
     rows = large if large.any() else torch.ones_like(large)
     return lambda predicted: worst_accuracy(predicted[rows], labels[rows], cells[rows])
+
+
+def choice_verdict(notes: Mapping[str, Any], uses_groups: bool = False) -> list[Sentence]:
+    """What was kept, at what cost, in a sentence or two; nothing for a method that chooses nothing."""
+    if "kept" not in notes:
+        return []
+    texts, tried = [], {one["name"]: one for one in notes.get("tried", ())}
+    kept, blind = notes["kept"], "" if uses_groups else " No group was used."
+    if tried:
+        first, one = next(iter(tried.values())), tried[kept]
+        why = (
+            "no other candidate within the price had a gain, in spread between clusters and accuracy together, above "
+            "one standard error"
+        )
+        if one is not first:
+            spreads = (
+                "its accuracy, given the class, has a standard deviation between clusters of "
+                f"{_points(one['spread'])} points ({NAMES[first['name']]}: {_points(first['spread'])}), and "
+                if one["spread"] is not None
+                else ""
+            )
+            less = f"{_points(abs(one['cost']))} points {'lower' if one['cost'] > 0 else 'higher'}"
+            gain = f"{_points(one['gain'])} points, with a standard error of {_points(one['gain_se'])}"
+            why = f"{spreads}its accuracy as a whole is {less}: a gain of {gain}"
+        texts.append(f"Kept: {NAMES[kept]}. On rows that no candidate was trained on, {why}.{blind}")
+    elif kept == "plain" and len(notes.get("asked", ())) > 1:
+        texts.append(f"Kept: {NAMES[kept]}, as no other candidate was left.{blind}")
+    texts += _cluster_texts(notes)
+    match = notes.get("match")
+    if match is not None and {"match", "both"} & set(notes.get("asked", ())):
+        differ = "differ" if match["differ"] else "are not shown to differ"
+        rest = "" if match["differ"] else ", so nothing was matched"
+        texts.append(
+            f"The training rows and those of the deployment sample {differ} within classes (area under the ROC curve "
+            f"{match['separation']:.2f}, {p_text(match['p'])}){rest}."
+        )
+    for one in notes.get("matching over the price", ()):
+        texts.append(
+            f"{NAMES[one['name']].capitalize()} was left out: with weights towards one half of the sample, a linear "
+            f"head on the same features loses {_points(one['cost'])} points of accuracy on the other half."
+        )
+    if "label taken out" in notes:
+        done = "was taken out of the features" if notes["label taken out"] else "was left in the features"
+        texts.append(f"What tells the classes apart {done} before they were clustered.")
+    if "not matched" in notes:
+        texts.append(f"Nothing was matched: {notes['not matched']}.")
+    return [Sentence(text, "note") for text in texts]
+
+
+def _cluster_texts(notes: Mapping[str, Any]) -> list[str]:
+    """Why nothing was balanced on the clusters, or what speaks against them."""
+    clusters = notes["clusters"]
+    stability = clusters["stability"].get(str(clusters.get("count")))
+    agreement = f"those of two halves of the rows agree by an adjusted Rand index of {stability or 0:.2f}"
+    if notes.get("not balanced"):
+        left_out = " and ".join(NAMES[name] for name in notes["not balanced"])
+        if stability is not None and stability < STABLE:
+            why = f"The clusters are hardly more stable than chance ({agreement}; {STABLE:g} is asked for)"
+        elif _told_by_clusters(clusters) >= 0.9:
+            why = "The clusters are nearly the classes (another encoder may show others: --option encoder=...)"
+        else:
+            share = 100 * (clusters["in_groups"] or 0)
+            why = (
+                f"Within the classes the clusters are no separate groups ({share:.0f} % of the rows lie in groups that "
+                f"are apart; {100 * IN_GROUPS:.0f} % are asked for), and may only part easy rows from hard ones"
+            )
+        return [f"{why}, so they were not balanced on: {left_out} left out."]
+    if _told_by_clusters(clusters) >= 0.9 and (clusters.get("in_groups") or 0) < IN_GROUPS:
+        return [
+            "The clusters are nearly the classes, so balancing had little to compare within them: name another "
+            "encoder, such as a pretrained one (--option encoder=...)."
+        ]
+    if stability is not None and stability < _LITTLE:
+        return [f"The clusters are not very stable ({agreement}): other rows would give other clusters."]
+    return []
+
+
+def choice_section(notes: Mapping[str, Any], classes: Sequence[str]) -> list[Section]:
+    """Candidates, clusters and the stability of their number, as tables."""
+    if "kept" not in notes:
+        return []
+    tables: list[tuple[str, Sequence[str], Sequence[Sequence[str]]]] = []  # caption, columns, rows
+    if notes.get("tried"):
+        rows = [
+            (
+                NAMES[one["name"]],
+                f"{100 * one['accuracy']:.1f}",
+                _points(one["spread"]),
+                f"{_points(one['cost'])} ± {_points(one['cost_se'])}",
+                _points(one["gain"]) + ("" if one["gain"] is None else f" ± {_points(one['gain_se'])}"),
+                "kept" if one["name"] == notes["kept"] else "" if one["affordable"] else "over the price",
+            )
+            for one in notes["tried"]
+        ]
+        caption = f"Candidates, on rows that none was trained on; the price is {notes['price']:g} points"
+        columns = ("candidate", "accuracy, %", "spread between clusters", "cost ± standard error", "gain", "")
+        tables.append((caption, columns, rows))
+    clusters = notes["clusters"]
+    rates = [[f"{100 * rate:.1f}" for rate in rates] for rates in clusters["label_rates"]]
+    sizes = enumerate(zip(clusters["rows"], rates, strict=True), start=1)
+    caption = "Clusters of the training rows, found without labels or groups, and the share of each class, %"
+    tables.append((caption, ("cluster", "rows", *classes), [(str(n), str(size), *row) for n, (size, row) in sizes]))
+    stability = clusters["stability"]
+    if stability:
+        caption = "Stability of each number of clusters: adjusted Rand index between halves of the rows"
+        agreement = ("agreement", *(f"{value:.2f}" for value in stability.values()))
+        tables.append((caption, ("clusters", *stability), [agreement]))
+    if "match" in notes and notes["match"]["differ"]:
+        share = f"{100 * notes['match']['effective']:.0f} % of the training rows"
+        tables.append(("Weights towards the deployment sample", ("", "match"), [("effective sample size", share)]))
+    made = [PlainTable(caption=caption, columns=columns, rows=rows) for caption, columns, rows in tables]
+    return [PlainTables(title="What was tried, and what was kept", tables=made)]
+
+
+def _told_by_clusters(clusters: Mapping[str, Any]) -> float:
+    """By what share a row's cluster lowers the errors of guessing its class (Goodman and Kruskal's lambda)."""
+    counts = np.array(clusters["rows"])[:, None] * np.array(clusters["label_rates"])  # [clusters, classes]
+    wrong, left = (sum(clusters["rows"]) - right for right in (counts.sum(0).max(), counts.max(1).sum()))
+    return float(1 - left / wrong) if wrong > 0 else 0.0
+
+
+def _points(share: float | None) -> str:
+    return "undefined" if share is None else f"{100 * share:.1f}"

@@ -12,7 +12,7 @@ from sklearn.metrics import adjusted_rand_score
 from fairhead.errors import InputError
 from fairhead.mitigate import auto_balance_match, load, method, run, save
 from fairhead.mitigate.auto_balance_match import Reduce
-from fairhead.mitigate.choosing import between_clusters, choose, judge, share_of_groups
+from fairhead.mitigate.choosing import choose, judge, share_of_groups, variance_between
 from fairhead.mitigate.row_weights import match_weights
 from fairhead.models.attached import FEATURES, LinearHead
 from fairhead.train import Examples, TrainingPlan
@@ -219,6 +219,13 @@ def test_a_sample_without_a_class_is_told():
 
 
 # The choice
+
+
+def between_clusters(answers, labels, clusters):
+    tables = np.zeros((2, labels.max() + 1, clusters.max() + 1))  # the right answers, and all rows
+    np.add.at(tables[0], (labels, clusters), answers == labels)
+    np.add.at(tables[1], (labels, clusters), 1)
+    return float(variance_between(*tables))
 
 
 def test_noise_alone_is_no_spread():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fairhead.bench.choice_page import choice_section, choice_verdict
+from fairhead.mitigate.choosing import choice_section, choice_verdict
 
 
 def notes(rates):
