@@ -5,7 +5,6 @@ import functools
 import json
 import math
 import os
-import socket
 import sys
 
 import numpy as np
@@ -15,6 +14,7 @@ import transformers as hf
 from language_models import word_tokenizer
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
+from several_processes import as_launched, in_processes
 
 import fairhead
 from fairhead.cli import main
@@ -225,8 +225,8 @@ def test_fewer_bits_need_a_gpu(bits, folder, crows, capsys):
     assert f"loading in {bits} needs a CUDA GPU, and the device is cpu" in capsys.readouterr().err
 
 
-def one_of_two(rank, port, arguments, log):
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+def one_of_two(rank, arguments, log, port):
+    os.environ |= as_launched(rank, 2, port)
     with open(f"{log}-{rank}", "w") as sys.stdout:
         main(arguments)
     atexit._run_exitfuncs()  # the other process is let go
@@ -242,11 +242,7 @@ def test_two_processes_find_what_one_does_and_merge_their_journals(folder, crows
     left = tmp_path / "two" / "journals" / f"{alone.stem}.rank1.jsonl"
     left.parent.mkdir(parents=True)
     left.write_text(f"{header}\n{json.dumps({**json.loads(first), 'logprob': -3.25})}\n")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    arguments = [*common, "--out", str(tmp_path / "two")]
-    torch.multiprocessing.spawn(one_of_two, (port, arguments, str(tmp_path / "log")), nprocs=2)
+    in_processes(one_of_two, [*common, "--out", str(tmp_path / "two")], str(tmp_path / "log"))
     assert "on crows_pairs" in (tmp_path / "log-0").read_text()
     assert (tmp_path / "log-1").read_text() == ""
     (together,) = (tmp_path / "two" / "journals").glob("*.jsonl")

@@ -1,7 +1,6 @@
 """Methods within a Hugging Face `Trainer`: the same step however it is split, and checkpoints that are loaded whole."""
 
 import os
-import socket
 import warnings
 from contextlib import nullcontext
 from functools import cache
@@ -9,10 +8,10 @@ from functools import cache
 import pytest
 import torch
 import torch.distributed
-import torch.multiprocessing
 import transformers as hf
 from classifiers import FAMILIES, batch, build, without_dropout
 from safetensors.torch import load_file, save_file
+from several_processes import as_launched, in_processes
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import SequentialSampler
 
@@ -117,8 +116,7 @@ def one_of_two_gpus(rank, folder, port):
 
 def one_of_two(rank, families, folder, port):
     warnings.simplefilter("error")
-    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    os.environ.update({name: str(value) for name, value in {**place, "OMP_NUM_THREADS": 1}.items()})
+    os.environ |= as_launched(rank, 2, port)
     found = {
         (family, method, *split): gradients(family, method, *split, folder / "trainer")
         for family in families
@@ -133,10 +131,7 @@ def one_of_two(rank, families, folder, port):
 
 def on_two_processes(work, *arguments):
     """What each of two processes has found."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    torch.multiprocessing.spawn(work, (*arguments, port), nprocs=2)
+    in_processes(work, *arguments)
     return [torch.load(arguments[-1] / f"{rank}.pt") for rank in range(2)]
 
 

@@ -1,14 +1,13 @@
 """Where methods enter the loop: the loss of a batch, the rows of an epoch, the choice of an epoch; and processes."""
 
 import os
-import socket
 import warnings
 from itertools import count
 from types import SimpleNamespace
 
 import pytest
 import torch
-import torch.multiprocessing
+from several_processes import as_launched, in_processes
 from shortcut import SmallNet, build_model, shortcut
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -130,16 +129,9 @@ def test_plans_that_cannot_be_are_refused(settings, message):
 OF_WHOLE_BATCHES = {"dro_cvar": {}, "dro_chi2": {}, "arl": {"pretrain": 0}, "lff": {}, "eiil": {"step_size": 0.5}}
 
 
-def in_process(rank, processes, port, folder):
+def in_process(rank, processes, folder, port):
     """Train with several methods as one of several processes, as torchrun would start it."""
-    os.environ |= {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(processes),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "OMP_NUM_THREADS": "1",
-    }
+    os.environ |= as_launched(rank, processes, port)
     warnings.simplefilter("error")  # what is raised here fails the test
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -215,10 +207,7 @@ def tiny_vit():
 def test_two_processes_train_the_model_of_one(tmp_path):
     found = {}
     for processes in (1, 2):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        torch.multiprocessing.spawn(in_process, (processes, port, tmp_path), nprocs=processes)
+        in_processes(in_process, processes, tmp_path, count=processes)
         found[processes] = [torch.load(f"{tmp_path}/{processes}-{rank}.pt") for rank in range(processes)]
     (one,) = found[1]
     for half in found[2]:

@@ -2,15 +2,15 @@
 
 import copy
 import json
+import os
 import signal
-import subprocess
-import sys
-import textwrap
 
 import numpy as np
 import pytest
 import torch
 import transformers
+from several_processes import in_processes
+from torch.multiprocessing import ProcessExitedException
 
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.heads import find_sites
@@ -252,20 +252,18 @@ def test_a_damaged_entry_is_made_again(tmp_path):
     assert json.loads(manifest.read_text())["shape"] == [6]
 
 
+def killed_in_the_middle(rank, folder, port):
+    def fill(array):
+        array[:3] = 7
+        array.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    cached_array(folder, "key", (6,), "int64", fill)
+
+
 def test_a_cache_whose_maker_was_killed_is_made_anew(tmp_path):
-    killed_in_the_middle = """
-        import os, signal, sys
-        from fairhead.train.features import cached_array
-
-        def fill(array):
-            array[:3] = 7
-            array.flush()
-            os.kill(os.getpid(), signal.SIGKILL)
-
-        cached_array(sys.argv[1], "key", (6,), "int64", fill)
-    """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(killed_in_the_middle), tmp_path], check=False)
-    assert done.returncode == -signal.SIGKILL
+    with pytest.raises(ProcessExitedException, match="SIGKILL"):
+        in_processes(killed_in_the_middle, tmp_path, count=1)
     assert (tmp_path / "key.part" / "data.bin").exists()
     assert not (tmp_path / "key").exists()
 
