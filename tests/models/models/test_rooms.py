@@ -71,7 +71,7 @@ def the_way(trained, spec, concept, task, tmp_path):
 
 @pytest.mark.parametrize("method", ["erm", "dam"])
 def test_an_image_model(method, tmp_path, capsys):
-    spec = f"utkface:{make_faces(tmp_path / 'faces', 1280)}"  # a tenth is left to locate heads on
+    spec = f"utkface:{make_faces(tmp_path / 'faces', 640)}"  # a tenth is left to locate heads on
     plan = [
         "--epochs",
         "2",
