@@ -1,13 +1,12 @@
 """The folder of a grid's results: one line per cell in results.jsonl, and one file of records. Imports no torch.
 
 A line is added when its records are safe, so that whatever kills the run, all that is listed is there; the cells in
-flight are run again. Folders of earlier versions have all records in one records.zip, which is still read.
+flight are run again.
 """
 
 import json
-import zipfile
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +26,10 @@ class Store:
         self.folder = made_folder(folder)
         self._rows = self.folder / "results.jsonl"
         self._records = self.folder / "records"
-        self._archive = self.folder / "records.zip"
 
-    @contextmanager
-    def alone(self) -> Iterator[None]:
+    def alone(self) -> AbstractContextManager[Path]:
         """Keep other runs from writing here at the same time: each would lose what the other adds."""
-        with locked(self.folder, hint="and put both together with --take-in"):
-            yield
+        return locked(self.folder, hint="and put both together with --take-in")
 
     def add(self, row: Row, records: Records | None = None) -> None:
         """Keep the result of one cell; records first, then the line that vouches for them."""
@@ -45,11 +41,6 @@ class Store:
 
     def rows(self) -> list[dict[str, Any]]:
         """The latest row of every cell and settings whose records are there, failed ones too, in the file's order."""
-        archived: frozenset[str] = frozenset()
-        if self._archive.exists():
-            told = "is not a whole archive: remove it, and its cells are run again"
-            with reading(self._archive, told), zipfile.ZipFile(self._archive) as archive:
-                archived = frozenset(archive.namelist())
         with reading(self._rows, "is not a file of results: remove it"):
             lines = whole_lines(self._rows)
         latest: dict[tuple[str, str], dict[str, Any]] = {}
@@ -60,7 +51,7 @@ class Store:
                 continue
             if isinstance(row, dict) and "cell" in row:
                 self.need(row, ("fingerprint", "status"), f", line {number}")
-                if row["status"] == "failed" or self._file(row).exists() or _member(row) in archived:
+                if row["status"] == "failed" or self._file(row).exists():
                     latest[row["cell"], row["fingerprint"]] = row
         return list(latest.values())
 
@@ -68,15 +59,10 @@ class Store:
         """The records of a row."""
         import pandas as pd
 
-        # All of it as text: a class called "NA" or "1" stays what it is.
-        as_text: Any = {"dtype": str, "keep_default_na": False}
-        file = self._file(row) if self._file(row).exists() else self._archive
+        file = self._file(row)
         with reading(file, f"does not hold the records of {row['cell']} whole: remove it, and the cell is run again"):
-            if file != self._archive:
-                frame = pd.read_csv(file, **as_text)
-            else:
-                with zipfile.ZipFile(file) as archive, archive.open(_member(row)) as member:
-                    frame = pd.read_csv(member, **as_text)
+            # All of it as text: a class called "NA" or "1" stays what it is.
+            frame = pd.read_csv(file, dtype=str, keep_default_na=False)
             frame[["id", "label", "prediction"]]
         scores = [name for name in frame.columns if name == "score" or name.startswith("score:")]
         fixed = ("id", "label", "prediction", "cluster", "weight")
@@ -102,7 +88,7 @@ class Store:
 
     def _file(self, row: Row) -> Path:
         # ~ can be in no name of a grid, so that two cells never have one file.
-        return self._records / f"{_member(row).replace('/', '~')}.gz"
+        return self._records / f"{row['cell']}.{row['fingerprint']}.csv.gz".replace("/", "~")
 
     def need(self, row: Row, fields: Iterable[str], where: str = "") -> None:
         """Refuse a row that lacks a field."""
@@ -124,8 +110,3 @@ def has_result(row: Row) -> bool:
         (True, False)
     """
     return row["status"] == "done" or bool(row.get("diverged"))
-
-
-def _member(row: Row) -> str:
-    """The name of a row's records: that of its cell, and the fingerprint of its settings."""
-    return f"{row['cell']}.{row['fingerprint']}.csv"

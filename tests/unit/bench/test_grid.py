@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import zipfile
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -336,16 +335,12 @@ def test_every_cell_has_a_file_of_its_own_inside_the_folder(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_results_of_an_earlier_version_are_read_and_gone_on_with(tmp_path):
-    """That version kept all records in one archive."""
-    names = ("d/b/erm/0", "d/b/dam/0")
-    with zipfile.ZipFile(tmp_path / "records.zip", "w", zipfile.ZIP_DEFLATED) as archive:
-        for seed, name in enumerate(names):
-            text = some_records(seed=seed).to_frame().to_csv(index=False, lineterminator="\n")
-            archive.writestr(f"{name}.{a_row()['fingerprint']}.csv", text)
+def test_a_line_that_was_cut_short_and_one_without_records_do_not_count(tmp_path):
+    store, names = Store(tmp_path), ("d/b/erm/0", "d/b/dam/0")
+    for seed, name in enumerate(names):
+        store.add(a_row(name), some_records(seed=seed))
     lines = [json.dumps(a_row(name)) for name in (*names, "d/b/lost/0")]
     (tmp_path / "results.jsonl").write_text("\n".join([lines[0], '{"cell": "d/b/cut/0", "fin', *lines[1:], ""]))
-    store = Store(tmp_path)
     assert [row["cell"] for row in store.rows()] == list(names)
     store.add(a_row("d/b/jtt/0"), some_records(seed=2))
     store.add(a_row("d/b/dam/0"), some_records(seed=3))  # run again: the new records count
@@ -424,17 +419,6 @@ def test_results_that_are_not_whole_are_refused_by_name(tmp_path):
         file.write_bytes(content)
         with pytest.raises(InputError, match=r"erm~0\.ab\.csv\.gz (does not hold the records|cannot be read)"):
             store.records(row)
-    file.unlink()
-    with zipfile.ZipFile(tmp_path / "records.zip", "w") as archive:
-        archive.writestr("d/b/erm/0.ab.csv", gzip.decompress(whole))
-    whole = (tmp_path / "records.zip").read_bytes()
-    (tmp_path / "records.zip").write_bytes(whole[:60] + bytes(20) + whole[80:])
-    with pytest.raises(InputError, match=r"records\.zip does not hold the records of d/b/erm/0 whole"):
-        store.records(row)
-    (tmp_path / "records.zip").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(InputError, match=r"records\.zip is not a whole archive: remove it"):
-        store.rows()
-    (tmp_path / "records.zip").unlink()
     for field in ("fingerprint", "status"):
         (tmp_path / "results.jsonl").write_text(json.dumps({k: v for k, v in a_row().items() if k != field}) + "\n")
         with pytest.raises(InputError, match=f"results.jsonl, line 1: the result of d/b/erm/0 lacks '{field}'"):
