@@ -69,25 +69,28 @@ def _said(record: TrainingRecord) -> list[str]:
     done = record.results
     if "held_out" in done:
         left = {reason: len(ids) for reason, ids in done["left_out"].items()}
+        missing = [f"left out: {count:,} ({reason})" for reason, count in left.items()]
         steps = f"{done['steps']} steps on {done['items'] - sum(left.values())} items"
         noted = [f"of {count:,} items {reason}" for reason, count in done.get("noted", {}).items()]
-        return [steps, *_watched(done), *noted, *(f"left out: {count:,} ({reason})" for reason, count in left.items())]
+        return [steps, *_watched(record), *noted, *missing]
     if "pairs" in done:
         return [f"{done['pairs']:,} pairs of sentences, {done['components']} direction(s) taken out"]
     return [f"no weight was changed; settings: {', '.join(f'{k} {v}' for k, v in record.settings.items())}"]
 
 
-def _watched(done: Mapping[str, Any]) -> list[str]:
+def _watched(record: TrainingRecord) -> list[str]:
     """What the checks found, where there were any."""
-    if "watched" not in done:
+    if "watched" not in record.results:
         return []
-    seen = done["watched"]
+    seen = record.results["watched"]
+    # Of several sources the score is that of the one farthest from even.
+    of = "" if isinstance(record.data.get("source", ""), str) else " farthest from even of any source"
     before, after = seen["before"], seen["after"]
     kept = f"the weights after step {seen['chosen']} are kept"
     if not seen["chosen"]:
         kept = "the weights stay as they were: at each check the score was further from 50 %, or perplexity too high"
     return [
-        f"on {seen['items']} watched items the stereotype score went from {100 * before['ss']:.1f} to "
+        f"on {seen['items']} watched items the stereotype score{of} went from {100 * before['ss']:.1f} to "
         f"{100 * after['ss']:.1f} % and perplexity from {before['perplexity']:.2f} to {after['perplexity']:.2f}; {kept}"
     ]
 

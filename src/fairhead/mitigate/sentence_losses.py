@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
-from statistics import fmean
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -67,14 +66,19 @@ def set_aside(items: Sequence[StereoSetItem], plan: LanguagePlan) -> TripletSpli
 
 
 def scores_of(scorer: Scorer) -> Callable[[Sequence[StereoSetItem]], float]:
-    """The stereotype score of items under a model, as StereoSet has it; of several sources the mean of theirs."""
+    """The stereotype score of items under a model, as StereoSet has it; of several sources that farthest from even."""
 
     def score(items: Sequence[StereoSetItem]) -> float:
         answers = scorer.score(stereoset.requests(items), on_long="skip")
-        parts = [[item for item in items if item.source == source] for source in {item.source for item in items}]
-        return fmean(_figure("stereoset", "ss", stereoset.table(part, answers)) for part in parts)
+        sources = sorted({item.source for item in items})
+        parts = [[item for item in items if item.source == source] for source in sources]
+        return max((_figure("stereoset", "ss", stereoset.table(part, answers)) for part in parts), key=_from_even)
 
     return score
+
+
+def _from_even(score: float) -> float:
+    return abs(score - 0.5)
 
 
 def looker(
@@ -273,7 +277,7 @@ class BiasUnlearn:
         if self.category == "all" or len(found) < 2:
             return None
         scores = {name: score([item for item in items if item.bias_type == name]) for name in found}
-        return max(found, key=lambda name: abs(scores[name] - 0.5))
+        return max(found, key=lambda name: _from_even(scores[name]))
 
     def prepare(self, items: Iterable[StereoSetItem], tokenizer: Any, context: int) -> Prepared[_Unlearned]:
         """One example per item."""

@@ -2,6 +2,8 @@
 
 import csv
 import json
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,9 +12,10 @@ from language_models import ITEMS, build, saved, tokenizer, write_stereoset
 import fairhead
 from fairhead.cli import main
 from fairhead.data import dataset
+from fairhead.data.sentences import GOLD_LABELS
 from fairhead.errors import InputError
+from fairhead.language.answers import Score
 from fairhead.language.running import TrainingRecord
-from fairhead.language.scorer import Scorer
 from fairhead.mitigate.balance_pairs import BalancePairs
 from fairhead.mitigate.language_trainer import LanguageTrainer, scores_of, set_aside
 from fairhead.mitigate.triplets import TripletData
@@ -89,8 +92,24 @@ def test_means_are_those_of_each_source(both):
         own = [e.reference for e, item in zip(examples, items, strict=True) if item.source == source]
         gaps = [reference.logprobs[0] - reference.logprobs[1] for reference in own]
         assert [reference.mean_gap for reference in own] == pytest.approx([np.mean(gaps)] * len(own))
-    score = scores_of(Scorer(model, tokenizer()))
-    assert score(items) == np.mean([score([i for i in items if i.source == source]) for source in both])
+
+
+@pytest.mark.parametrize(
+    ("likelier", "seen"), [((8, 2), 0.8), ((6, 1), 0.1), ((3, 5), 0.3), ((9,), 0.9), ((5, 5), 0.5)]
+)
+def test_no_source_hides_what_becomes_of_another(likelier, seen):
+    """Of 10 terms a source so many prefer the stereotype: by the mean of 8 and 2 the model would be even."""
+    items, scores = [], {}
+    for source, n in zip("ab", likelier, strict=False):
+        for i in range(10):
+            one = replace(ITEMS[0], id=f"{source}{i}", target=f"{source}{i}", source=source)
+            items.append(one)
+            for label, value in zip(GOLD_LABELS, (-1.5, -1.0 if i >= n else -2.0, -3.0), strict=True):
+                name = f"{one.kind}/{one.id}/{label}"
+                scores[name] = Score(name, value, 1)
+    scorer = SimpleNamespace(score=lambda requests, on_long: {r.id: scores[r.id] for r in requests})
+    assert scores_of(scorer)(items) == pytest.approx(seen)
+    assert scores_of(scorer)(items[::-1]) == scores_of(scorer)(items)
 
 
 def test_what_is_kept_of_a_pair_is_neutral_text(both, tmp_path):
@@ -134,6 +153,8 @@ def test_held_out_parts_of_both_are_compared(both, sources, tmp_path, capsys, ca
     run("mitigate", method, "--model", model, *data, "--held-out", "0.25,0.5", "--watched", "0.25", "--checks", "1",
         "--device", "cpu", "--perplexity-rise", "9", "--out", tmp_path / "out")  # fmt: skip
     assert "its authors ask that none be trained on it" in caplog.text
+    said = " ".join(capsys.readouterr().out.split())
+    assert "the stereotype score farthest from even of any source went from" in said
     record, split = TrainingRecord.read(tmp_path / "out"), TripletData(both, held_out=(0.25, 0.5)).read()
     assert record.data["source"] == both
     assert record.data["held_out"] == [0.25, 0.5]
