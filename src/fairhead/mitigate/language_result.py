@@ -9,6 +9,7 @@ from torch import nn
 
 from fairhead.language.running import TrainingRecord
 from fairhead.mitigate.registry import method_named
+from fairhead.mitigate.triplets import NOT_TO_TRAIN_ON
 from fairhead.models import load
 from fairhead.report import Report, Result, Sentence
 from fairhead.report.model_card import Card, name_of, short_data
@@ -109,13 +110,16 @@ def card_of(record: TrainingRecord, carries: str | None) -> Card:
         f"{row['part']} {row['before']:.4g} and {row['after']:.4g}"
         for row in MitigatedLanguage({"": record}, Path()).rows()
     )
+    limits = ["The losses have no interval, and are no measure of stereotypes."] if losses else []
+    if any("crows" in source.casefold() for source in sources):
+        limits.append(f"It was trained on CrowS-Pairs. {NOT_TO_TRAIN_ON}.")
     return Card(
         title=f"{base or 'A language model'} with {record.method}",
         done=f"{trained} {'. '.join(said)}.",
         findings=[f"Losses on items that were held out, before and after: {losses}."] if losses else (),
         data=", ".join(sources),
         base=record.base,
-        limits=["The losses have no interval, and are no measure of stereotypes."] if losses else (),
+        limits=limits,
         unmeasured=(
             "Stereotypes and language were not measured when this model was saved. `fairhead lm suite` measures them, "
             "of this model and of the one before, and `fairhead lm compare BEFORE AFTER --markdown README.md` writes "

@@ -6,6 +6,7 @@ thirds of the tokens are left. Models that cannot read trees get a row per sente
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -44,10 +45,7 @@ from fairhead.language.running import digest
 from fairhead.settings import PYTHON_ONLY, Count, Option, Seed, Share, check_settings
 from fairhead.train.step import say_once
 
-NOT_TO_TRAIN_ON = (
-    "CrowS-Pairs was made to score models with, and its authors ask that none be trained on it: say so wherever scores "
-    "of this model are shown, and score it on the pairs that are held out"
-)
+NOT_TO_TRAIN_ON = "CrowS-Pairs was made to score models with, and its authors ask that none be trained on it"
 
 
 E = TypeVar("E")
@@ -151,11 +149,13 @@ needed here: crows_pairs, stereoset, pairs, triplets
     def _read(self, source: str, held_out: float) -> TripletSplit:
         """One of the sources."""
         reader, path = parse_spec(source)
-        if reader.name == "crows_pairs":
-            say_once(NOT_TO_TRAIN_ON)
         own = {name: self.options[name] for name in reader.options if name in self.options}
         own |= {name: self.options[key] for name in reader.options if (key := f"{reader.name}.{name}") in self.options}
         found: Any = reader.read(path, **own)
+        # Also as pairs of one's own, in its own language or another.
+        if "crows" in f"{found.name} {Path(found.provenance.get('path', '')).name}".casefold():
+            so = "say so wherever scores of this model are shown, and score it on the pairs that are held out"
+            say_once(f"{NOT_TO_TRAIN_ON}: {so}")
         items: list[StereoSetItem] = triplets_of(found) if reader.kind == "pairs" else list(found)
         if self.bias_type is not None:
             known = sorted({item.bias_type for item in items})

@@ -153,6 +153,7 @@ def test_held_out_parts_of_both_are_compared(both, sources, tmp_path, capsys, ca
     run("mitigate", method, "--model", model, *data, "--held-out", "0.25,0.5", "--watched", "0.25", "--checks", "1",
         "--device", "cpu", "--perplexity-rise", "9", "--out", tmp_path / "out")  # fmt: skip
     assert "its authors ask that none be trained on it" in caplog.text
+    assert "It was trained on CrowS-Pairs" in (tmp_path / "out/README.md").read_text()
     said = " ".join(capsys.readouterr().out.split())
     assert "the stereotype score farthest from even of any source went from" in said
     record, split = TrainingRecord.read(tmp_path / "out"), TripletData(both, held_out=(0.25, 0.5)).read()
@@ -171,11 +172,21 @@ def test_held_out_parts_of_both_are_compared(both, sources, tmp_path, capsys, ca
         assert {one["benchmark"]: one["n"] for one in after[kind] if one["metric"] == "ss"} == n
 
 
-def test_python_takes_a_list(both, sources, tmp_path):
+def test_python_takes_a_list(both, sources, tmp_path, caplog):
+    say_once.cache_clear()
     kept = dataset(both[1])
     model = saved(tmp_path / "model")
     found = fairhead.mitigate(model, [both[0], kept], "klaad", held_out=(0.25, 0.5), out=tmp_path / "out", device="cpu")
     assert len(found.records[""].training_targets) == 3 + 12
+    assert "its authors ask that none be trained on it" in caplog.text
+
+
+def test_crows_pairs_read_as_own_pairs_are_not_to_be_trained_on_either(both, sources, tmp_path, caplog):
+    for name in ("own.csv", "crows_pairs_FR.csv"):
+        say_once.cache_clear()
+        (tmp_path / name).write_text((sources / "crows_pairs/crows_pairs_anonymized.csv").read_text())
+        TripletData(f"pairs:{tmp_path / name}").read()
+        assert ("its authors ask" in caplog.text) == (name != "own.csv")
 
 
 @pytest.mark.parametrize(
