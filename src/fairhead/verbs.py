@@ -144,7 +144,7 @@ def score(
     how = Resampling(chosen.n_boot if n_boot is None else n_boot, seed, level)
     data = data if isinstance(data, str | Path | Items) else dataset(data)
     spec = hold(data) if isinstance(data, Items) else data
-    items = read_data(chosen, spec, chosen.chosen(**options), limit, seed, model=model)
+    chosen, items = read_data(chosen, spec, chosen.chosen(**options), limit, seed, model=model)
     placing: Mapping[str, Any] = {"device": device, "dtype": dtype, "device_map": device_map, "load_in": load_in}
     scorer = load_scorer(model, start=start, chat=chat, tokenizer=tokenizer, **placing)
     name = str(model) if isinstance(model, str | Path) else type(model).__name__

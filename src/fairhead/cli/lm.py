@@ -216,7 +216,7 @@ def _run(
     how = statistics.resampling(benchmark.n_boot)
     # The data first, then what the figures need: a mistake there should not wait for the model.
     named = {} if columns is None else columns.options(source.data)
-    items = read_data(benchmark, source.data, own, source.limit, how.seed, named, source.model)
+    benchmark, items = read_data(benchmark, source.data, own, source.limit, how.seed, named, source.model)
     generate_only, score_only = (getattr(source, name, None) for name in ("generate_only", "score_only"))
     if not generate_only:
         benchmark.ready(own)

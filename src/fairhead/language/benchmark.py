@@ -171,7 +171,7 @@ class BenchmarkResult(Result):
         from fairhead.report import show_page, terminal
 
         out, page = console or terminal(), self.page()
-        out.print(f"{self._model} on {self.benchmark}: {self.n:,} items", style="bold", markup=False, highlight=False)
+        out.print(f"{page.title}: {self.n:,} items", style="bold", markup=False, highlight=False)
         show_page(page, out)
         if page.sections[0].text:
             out.print(page.sections[0].text, markup=False, highlight=False)

@@ -21,7 +21,7 @@ from fairhead.data.sentences import CrowsPair, StereoSetItem
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.language.answers import Answers, Generation, GenerationJournal, Progress, Sampling, journal_in
 from fairhead.language.benchmark import Benchmark, BenchmarkResult, Measured, NotMeasured, Work
-from fairhead.language.benchmarks import benchmark_named, choose
+from fairhead.language.benchmarks import benchmark_named, choose, on_data
 from fairhead.language.suite import FILE, Suite, read_object
 from fairhead.stats.bootstrap import Resampling
 from fairhead.store import made_folder, write_json
@@ -82,6 +82,13 @@ def unseen(items: Sequence[Any], model: Any) -> Sequence[Any]:
     return kept or items
 
 
+class DrawnItems(NamedTuple):
+    """Items, and the benchmark under the name of the data that they are of."""
+
+    benchmark: Benchmark
+    items: Sequence[Any]
+
+
 def read_data(
     benchmark: Benchmark,  # it
     data: str | Path,  # its file, folder or archive as published, or `reader:path` for data of another source
@@ -90,7 +97,7 @@ def read_data(
     seed: int,  # of the draw
     columns: Mapping[str, Any] | None = None,  # options of the reader, where data are read by one
     model: Any = None,  # whose training items are left out, where its folder says which
-) -> Sequence[Any]:
+) -> DrawnItems:
     """Items of a benchmark, drawn at random where there is a limit."""
     path, reader = Path(data), None
     if not path.exists() and ":" in str(data) and benchmark.kinds:
@@ -106,9 +113,10 @@ def read_data(
             if name != "held_out_of" and getattr(options, name) != getattr(benchmark.options(), name):
                 raise InputError(f"{name} is an option for the data of {benchmark.title}, not of {reader.name}")
         items = reader.read(path, **(columns or {}))
+        benchmark = on_data(benchmark, items.name)
     trained = getattr(options, "held_out_of", None)
     items = unseen(items, model) if trained is None else without_training_targets(items, trained)
-    return benchmark.sample(list(items), limit, seed)
+    return DrawnItems(benchmark, benchmark.sample(list(items), limit, seed))
 
 
 def find_data(folder: Path, name: str) -> Path | None:
@@ -161,7 +169,7 @@ def gather_items(
             beside = {k: str(data / v) for k, v in benchmark.beside.items() if (data / v).is_dir()}
             given = {k: v for k, v in options.items() if v is not None and hasattr(benchmark.options(), k)}
             found.options[name] = benchmark.chosen(**{**beside, **given})
-            found.items[name] = read_data(benchmark, path, found.options[name], most, seed)
+            found.items[name] = read_data(benchmark, path, found.options[name], most, seed).items
             with suppress(NotMeasured):  # of a package that is not here: continued now, measured elsewhere
                 benchmark.ready(found.options[name])
             continue
@@ -297,6 +305,7 @@ def _run(
     else:
         journals = None if suite is None else suite.folder / "journals"
         measured = _measured(benchmark, replace(work, journals=journals), stored)
+        measured = measured._replace(table=replace(measured.table, benchmark=benchmark.name))
         if suite is not None:
             suite.keep(measured, made_with, round(time.monotonic() - begun, 1))
     result = benchmark.result(measured.table, how, work.options, measured.reading if study else None)

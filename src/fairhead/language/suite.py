@@ -24,7 +24,7 @@ from rich.markup import escape
 
 from fairhead.errors import InputError, check_known
 from fairhead.language.benchmark import SECTIONS, BenchmarkResult, Measured
-from fairhead.language.benchmarks import all_benchmarks
+from fairhead.language.benchmarks import all_benchmarks, benchmark_named
 from fairhead.language.item_table import ItemTable, StoredItems, read_items
 from fairhead.report import Report, Result, Sentence, terminal
 from fairhead.report.sections.plain import PlainTable, PlainTables
@@ -34,6 +34,7 @@ from fairhead.store import reading, write_json
 
 SCHEMA = "fairhead.suite/1"
 FILE = "suite.json"
+_ITEMS = ".items.jsonl"
 NOT_WHOLE = "is not as fairhead writes it: it lacks a field, or has another in its place"
 T = TypeVar("T")
 _GRADES = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0}  # inspect_ai's marks, with the values that it gives them
@@ -107,7 +108,8 @@ class Suite(Result):
     @property
     def measured(self) -> list[str]:
         """Benchmarks whose table of items lies in the folder, whoever put it there."""
-        return [benchmark.name for benchmark in all_benchmarks() if self._path(benchmark.name).is_file()]
+        there = sorted(file.name.removesuffix(_ITEMS) for file in self.folder.glob(f"*{_ITEMS}"))
+        return [name for b in all_benchmarks() for name in there if name.partition(".")[0] == b.name]
 
     def table(self, name: str) -> ItemTable:
         """The items of a benchmark that was run."""
@@ -157,7 +159,7 @@ class Suite(Result):
     def headlines(self) -> list[dict[str, Any]]:
         """One row per figure that a comparison would give a verdict on: of stereotypes first, then of language."""
         figures, found = self._figures(), []
-        for benchmark in all_benchmarks():
+        for benchmark in map(benchmark_named, self.measured):
             known = {(one["metric"], one["group_by"]): one for one in figures.get(benchmark.name, ())}
             for metric, group in benchmark.headlines_of(self.table(benchmark.name)) if known else ():
                 if (metric, group) in known:
@@ -218,7 +220,7 @@ class Suite(Result):
         console.print(f"Compare with another run: fairhead lm compare {folder} OTHER", highlight=False)
 
     def _path(self, name: str) -> Path:
-        return self.folder / f"{name}.items.jsonl"
+        return self.folder / f"{name}{_ITEMS}"
 
 
 def _written(row: Mapping[str, Any]) -> tuple[str, str]:

@@ -10,6 +10,7 @@ from language_models import tokenizer as language_tokenizer
 from made_posts import bert, tokenizer
 from PIL import Image
 
+import fairhead
 from fairhead.cli import main
 from fairhead.language.running import TrainingRecord
 from fairhead.records import Records
@@ -237,6 +238,33 @@ def test_attention_on_own_sentences(llama, tmp_path, capsys, kind):
     assert json.loads(capsys.readouterr().out)["benchmark"] == "attention_gap"
 
 
+def test_own_pairs_have_their_own_name_beside_published_ones(llama, pairs, tmp_path, capsys):
+    published = tmp_path / "crows_pairs_anonymized.csv"
+    rows = [line.split(",")[:2] for line in pairs.read_text().splitlines()[1:]]
+    with published.open("w", newline="") as handle:
+        table = csv.writer(handle)
+        table.writerow(["", "sent_more", "sent_less", "stereo_antistereo", "bias_type", "annotations"])
+        table.writerows([i, *row, "stereo", "age", "[]"] for i, row in enumerate(rows))
+    for folder in ("one", "other"):
+        for data in (published, f"pairs:{pairs}"):
+            run("lm", "crows", "--model", llama, "--data", data, "--n-boot", "100", "--device", "cpu", "--start",
+                "bos", "--out", tmp_path / folder)  # fmt: skip
+    shown = capsys.readouterr().out
+    assert shown.count("on CrowS-Pairs: 30 items") == shown.count("on Own pairs: 30 items") == 2
+    assert {e.name for e in (tmp_path / "one").glob("*.items.jsonl")} == {
+        "crows_pairs.items.jsonl",
+        "crows_pairs.pairs.items.jsonl",
+    }
+    run("lm", "compare", tmp_path / "one", tmp_path / "other", "--markdown", tmp_path / "page.md", "--html",
+        tmp_path / "page.html")  # fmt: skip
+    page = (tmp_path / "page.md").read_text()
+    assert "| CrowS-Pairs ss |" in page
+    assert "| Own pairs ss |" in page
+    assert "Own pairs" in (tmp_path / "page.html").read_text()
+    items = fairhead.dataset(f"pairs:{pairs}")
+    assert fairhead.score(str(llama), "crows", items, n_boot=100, device="cpu").benchmark == "crows_pairs.pairs"
+
+
 def test_own_triplets_are_scored(llama, tmp_path, capsys):
     file = tmp_path / "own.csv"
     with file.open("w", newline="") as handle:
@@ -244,7 +272,9 @@ def test_own_triplets_are_scored(llama, tmp_path, capsys):
         table.writerows([["stereotype", "antistereotype", "unrelated"], *(item.texts for item in ITEMS * 3)])
     run("lm", "stereoset", "--model", llama, "--data", f"triplets:{file}", "--n-boot", "100", "--device", "cpu",
         "--json", "-")  # fmt: skip
-    assert {e["metric"] for e in json.loads(capsys.readouterr().out)["estimates"]} >= {"ss", "lms", "icat"}
+    found = json.loads(capsys.readouterr().out)
+    assert {e["metric"] for e in found["estimates"]} >= {"ss", "lms", "icat"}
+    assert found["benchmark"] == "stereoset.triplets"
 
 
 def test_heads_are_located_and_edited_in_a_model_of_own_pictures(smiling, photo_options, tmp_path):

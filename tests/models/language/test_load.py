@@ -142,6 +142,7 @@ def test_the_command_takes_pairs_of_your_own(folder, tmp_path, capsys):
     result = json.loads(capsys.readouterr().out)
     assert result["n"] == 15
     assert {e["group_by"] for e in result["estimates"]} == {None, "stereo", "gender"}
+    assert result["benchmark"] == "crows_pairs.pairs"
     with pytest.raises(SystemExit):
         main([*arguments, "--group", "kind"])
     assert "nr, worse, better, about" in capsys.readouterr().err
@@ -243,7 +244,7 @@ def test_two_processes_find_what_one_does_and_merge_their_journals(folder, crows
     left.parent.mkdir(parents=True)
     left.write_text(f"{header}\n{json.dumps({**json.loads(first), 'logprob': -3.25})}\n")
     in_processes(one_of_two, [*common, "--out", str(tmp_path / "two")], str(tmp_path / "log"))
-    assert "on crows_pairs" in (tmp_path / "log-0").read_text()
+    assert "on CrowS-Pairs: 15 items" in (tmp_path / "log-0").read_text()
     assert (tmp_path / "log-1").read_text() == ""
     (together,) = (tmp_path / "two" / "journals").glob("*.jsonl")
     written = ([json.loads(line) for line in path.read_text().splitlines()[1:]] for path in (alone, together))

@@ -6,6 +6,7 @@ point of the group `fairhead.benchmarks` that names a `Benchmark`.
 
 import warnings
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import cache
 from operator import methodcaller
 from typing import Any
@@ -23,6 +24,7 @@ _IDEALS = {
     "pct_stereotype": 0.5,
     "likelihood_diff": 0.0,
 }
+_OWN = {"pairs": "Own pairs", "triplets": "Own triplets"}  # what is not published under a name
 # Name -> module, in the order in which a suite runs them.
 BENCHMARKS = {
     "stereoset": "fairhead.language.benchmarks.stereoset",
@@ -55,8 +57,23 @@ def _added() -> list[Benchmark]:
 
 
 def benchmark_named(name: str) -> Benchmark:
-    """The benchmark of this name, or the last that the command line calls so; "lm-eval:TASK" is one of a log."""
-    return _logged(name) if ":" in name else choose([name])[-1]
+    """The benchmark of this name, or the last that the command line calls so; "lm-eval:TASK" is one of a log.
+
+    Example:
+        >>> benchmark_named("crows_pairs.pairs").title  # CrowS-Pairs' way to score, on other pairs
+        'Own pairs'
+    """
+    if ":" in name:
+        return _logged(name)
+    known, _, data = name.partition(".")
+    return on_data(choose([known])[-1], data)
+
+
+def on_data(benchmark: Benchmark, data: str) -> Benchmark:
+    """A benchmark on data of this name: where they are not its own, it is called what they are."""
+    if data in ("", benchmark.name) or benchmark.item is None:
+        return benchmark
+    return replace(benchmark, name=f"{benchmark.name}.{data}", title=_OWN.get(data, data))
 
 
 def _logged(name: str) -> Benchmark:
