@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fairhead.errors import UnsupportedModel
 from fairhead.language.packing import Row, TokenSequence, followed, pack, predicting
 from fairhead.models.inputs import quiet as quiet
-from fairhead.train.step import say_once
+from fairhead.train.step import free_memory
 
 # Two ways to compute the same differ by rounding; a token that sees what it should not differs as contexts do.
 _ROUNDING = {torch.float32: 1e-3, torch.float64: 1e-6}
@@ -160,9 +160,7 @@ class Planned(NamedTuple):
             yield found
             return
         # Here, where the failed pass and its tensors are gone.
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        say_once("the device has too little memory for a whole batch, which is read in halves; see --batch-tokens")
+        free_memory("for a whole batch, which is read in halves; see --batch-tokens")
         half = len(self.rows) // 2
         for rows in (self.rows[:half], self.rows[half:]):
             yield from self._replace(rows=rows).read()

@@ -118,7 +118,8 @@ class LanguageTrainer:
     ) -> Tuned:
         """Train on the training part; measure every part of the loss on the held-out part, before and after.
 
-        The record also says how hard each part pulls at the start: the norms of their gradients in the first batch.
+        The record also says how hard each part pulls at the start: the norms of their gradients in the first batch, of
+        those of its examples that are read together.
 
         Where a loss is not finite, or the model no longer predicts text, it is back at its last good weights, and
         `TrainingDiverged` is raised.
@@ -174,8 +175,7 @@ class LanguageTrainer:
         look = looker(model, self._texts, watched, texts) if plan.checks else None
         with only_heads(model, plan) as heads, method.session(model) as loss:
             batch = shuffled_batches(prepared.lengths, plan.batch_size, plan.seed)[0]
-            with checkpointed(model, plan), autocast(next(model.parameters()).device, plan.precision):
-                norms = gradient_norms(model, loss([prepared.examples[i] for i in batch]))
+            norms = self._first_norms(model, loss, [prepared.examples[i] for i in batch[:: plan.accumulate]])
             tuned = tune(
                 model,
                 prepared.examples,
@@ -206,6 +206,16 @@ class LanguageTrainer:
             "steps": tuned.steps,
             "seconds": round(tuned.seconds, 3),
         }
+
+    def _first_norms(self, model: nn.Module, loss: Callable[[Any], Parts], examples: list[Any]) -> dict[str, float]:
+        """How hard each part of the loss pulls; of fewer examples where the device has too little memory."""
+        try:
+            with checkpointed(model, self._plan), autocast(next(model.parameters()).device, self._plan.precision):
+                return gradient_norms(model, loss(examples))
+        except torch.OutOfMemoryError:
+            if len(examples) == 1:
+                raise
+        return self._first_norms(model, loss, examples[::2])
 
     def evaluate(self, items: Iterable[StereoSetItem], on_step: OnStep | None = None) -> dict[str, float]:
         """Every part of the loss, averaged over items; empty where there are none. `on_step` as in `train`."""

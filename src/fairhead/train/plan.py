@@ -31,7 +31,8 @@ class Plan:
         warmup: share of all steps used for the warm-up.
         max_grad_norm: clip gradients to this norm; None does not clip.
         accumulate: number of pieces a batch is split into (gradient accumulation): less memory, the same step. A loss
-            that compares the rows of a batch sees one piece at a time.
+            that compares the rows of a batch sees one piece at a time. Language models use more pieces, with a message,
+            if the GPU runs out of memory.
         precision: "no" (32 bit) or "bf16" (autocast).
         seed: seed of the batch order and of all randomness in the model.
         checkpoint_minutes: minutes between checkpoints, if there is a folder for them.

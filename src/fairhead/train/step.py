@@ -254,14 +254,14 @@ class Step(Generic[B]):
         several processes that are given the same batches, each takes its `share` (number, of how many) of the pieces.
         """
         self._loss, self._optimizer, self._watch = loss, optimizer, watch
-        self._max_grad_norm, self._precision, self._accumulate = max_grad_norm, precision, accumulate
+        self._max_grad_norm, self._precision, self.accumulate = max_grad_norm, precision, accumulate
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self._mine, self._of = share
 
     def __call__(self, batch: B) -> Tensor:
         """Train on one batch and return its loss, a scalar without gradients."""
         totals: dict[str, Tensor] = {}
-        pieces = _pieces(batch, self._accumulate * self._of)
+        pieces = _pieces(batch, self.accumulate * self._of)
         for number, (piece, share) in enumerate(islice(pieces, self._mine, None, self._of)):
             with autocast(self._parameters[0].device, self._precision):
                 found = self._loss(piece)
@@ -344,3 +344,10 @@ def autocast(device: torch.device, precision: str) -> torch.autocast:
 def say_once(what: str) -> None:
     """Tell the user, the first time."""
     logging.getLogger("fairhead").warning(what)
+
+
+def free_memory(why: str) -> None:
+    """Give back what PyTorch keeps in reserve, after the device had too little memory for something; tell the user."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    say_once(f"the device has too little memory {why}")

@@ -22,7 +22,7 @@ from fairhead.errors import InputError, UnsupportedModel
 from fairhead.heads.sites import Heads, Site, check_heads, find_sites, heads_named, read_head_map
 from fairhead.train.loop import Checkpoint, Loop, TrainingDiverged, agreed, joined
 from fairhead.train.plan import LanguagePlan
-from fairhead.train.step import LengthBatches, Parts, Step, optimizer_of
+from fairhead.train.step import LengthBatches, Parts, Step, free_memory, optimizer_of
 
 E = TypeVar("E")
 OnStep = Callable[[int, int, Mapping[str, float]], None]
@@ -144,8 +144,23 @@ def tune(
         watch=watch,
         share=(processes.process_index, processes.num_processes),
     )
+
+    def within_memory(batch: Sequence[E]) -> torch.Tensor:
+        """A step; a batch that the device has too little memory for is read in twice as many pieces, from then on."""
+        try:
+            return step(batch)
+        except torch.OutOfMemoryError:
+            if step.accumulate >= len(batch) or processes.num_processes > 1:  # the others wait for this one
+                raise
+        # Here, where the failed pass and its tensors are gone.
+        step.accumulate *= 2
+        del loop.history[loop.done :]
+        optimizer.zero_grad()
+        free_memory("for a whole batch, which is trained on in pieces; see --accumulate")
+        return within_memory(batch)
+
     with checkpointed(model, plan):
-        loop.run(step, after_step=after_step)
+        loop.run(within_memory, after_step=after_step)
     if stopping is None:
         check()
         return Tuned(tuple(loop.history), loop.done, loop.seconds, loop.done)

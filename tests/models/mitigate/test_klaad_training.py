@@ -1,6 +1,7 @@
 """Training with KLAAD: it learns, stops at a NaN, goes on where it stopped, and leaves an ordinary model behind."""
 
 import json
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -11,12 +12,13 @@ from fairhead.data.sentences import StereoSetItem, Triplet, TripletSplit
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.language import load_scorer
 from fairhead.language.running import TrainingRecord, without_training_targets
+from fairhead.mitigate.balance_pairs import BalancePairs
 from fairhead.mitigate.klaad import KLAAD
 from fairhead.mitigate.language_trainer import LanguageTrainer
 from fairhead.mitigate.triplets import TripletData, encode_triplets
 from fairhead.train import TrainingDiverged
 from fairhead.train.plan import LanguagePlan
-from fairhead.train.step import shuffled_batches
+from fairhead.train.step import say_once, shuffled_batches
 
 SPLIT = TripletSplit(ITEMS[:3], ITEMS[3:])
 PLAN = LanguagePlan(epochs=4, batch_size=2, learning_rate=1e-3, seed=3)
@@ -79,6 +81,48 @@ def test_three_lines_do_it(tmp_path):
     trainer.train(SPLIT)
     trainer.save(tmp_path)
     assert (tmp_path / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("at", ["loss", "optimizer"])
+def test_a_batch_that_is_too_large_for_the_device_is_trained_on_in_pieces(monkeypatch, caplog, at):
+    """At most 3 examples fit, or the optimizer has no room at first; the model is that of as many pieces."""
+    say_once.cache_clear()
+    session, sizes, found = BalancePairs.session, [], {}
+    room = torch.optim.AdamW.step
+
+    @contextmanager
+    def small(self, model):
+        with session(self, model) as loss:
+
+            def fits(examples):
+                sizes.append(len(examples))
+                if at == "loss" and len(examples) > 3:
+                    raise torch.OutOfMemoryError
+                return loss(examples)
+
+            yield fits
+
+    def first_fails(optimizer, *arguments):
+        if 8 in sizes and 4 not in sizes:
+            raise torch.OutOfMemoryError
+        return room(optimizer, *arguments)
+
+    items = [StereoSetItem(**{**vars(one), "id": f"{k}"}) for k, one in enumerate(ITEMS * 4)]
+    for name, accumulate in (("asked for", 4 if at == "loss" else 2), ("found", 1)):
+        if name == "found":
+            monkeypatch.setattr(BalancePairs, "session", small)
+            if at == "optimizer":
+                monkeypatch.setattr(torch.optim.AdamW, "step", first_fails)
+        plan = LanguagePlan(2, 8, 1e-3, accumulate=accumulate)
+        training = trainer(config=BalancePairs(), plan=plan)
+        tuned = training.train(TripletSplit(tuple(items), ()))
+        assert tuned.steps == len(tuned.history) == 4
+        found[name] = training.model.state_dict()
+    # The norms of the first batch, its step, and later steps.
+    assert sizes == ([8, 4, 2, 8, 4, *[2] * 16] if at == "loss" else [8, 8, *[4] * 8])
+    for key, weight in found["asked for"].items():
+        torch.testing.assert_close(found["found"][key], weight, rtol=0, atol=1e-5)
+    assert caplog.text.count("trained on in pieces; see --accumulate") == 1
 
 
 def test_a_run_that_was_stopped_equals_one_that_was_not(tmp_path):
