@@ -8,9 +8,10 @@ largest difference of the log-likelihoods of a text; the harness is given severa
 Items are drawn in whole templates, as a full run meets them. Then what a step of KLAAD costs (`klaad.py`).
 
 What texts begin with alike is read once. `--tokens` only counts how many tokens that leaves (the last token of a text,
-from which nothing follows, is read by neither), and says what a token costs. Nine tenths of our time on a processor are
-matrix products, at its full speed: in 32 bit, fewer tokens are the only large gain that is left. The rest of it is in
-the vocabulary: one sum for each token instead of a distribution and its maximum.
+from which nothing follows, is read by neither), says what a token costs, and from both how much less work than the
+harness's is the least that must be done. A token's state depends on all tokens before it: each distinct beginning must
+go through the layers once, and each that a scored token follows through the whole vocabulary, since a probability needs
+the sum over it.
 """
 
 import argparse
@@ -20,7 +21,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -70,22 +71,44 @@ def harness(model: Any, tokenizer: Any, batch_size: int) -> Callable[[Sequence[R
     return score
 
 
-def count_tokens(name: str, requests: Sequence[Request], scorer: Scorer, batch_sizes: Sequence[int]) -> None:
+class Tokens(NamedTuple):
+    """What must be read of texts."""
+
+    harness: int  # by the harness, padding included, at its best batch size
+    distinct: int  # beginnings that differ: they go through the layers
+    predicting: int  # of these, those that a scored token follows: they go through the vocabulary
+
+    def saved(self, layers: float, vocabulary: float, distribution: float) -> float:
+        """How many times less work than the harness's is the least that must be done, by what a token costs."""
+        return (
+            self.harness
+            * (layers + vocabulary + distribution)
+            / (self.distinct * layers + self.predicting * vocabulary)
+        )
+
+
+def count_tokens(name: str, requests: Sequence[Request], scorer: Scorer, batch_sizes: Sequence[int]) -> Tokens:
     """Tokens that the harness reads, with its padding, and that are left where beginnings are shared."""
     encoded = encode(requests, scorer.tokenizer, scorer.start_token, scorer.convention)
-    lengths = sorted((len(one.sequence.tokens) - 1 for one in encoded), reverse=True)  # as the harness sorts texts
+    # As the harness sorts texts; those that differ in their last token alone it reads once, too.
+    lengths = sorted(map(len, {tuple(one.sequence.tokens[:-1]) for one in encoded}), reverse=True)
     # A batch is padded to its first text.
     padded = {n: sum(lengths[i] * len(lengths[i : i + n]) for i in range(0, len(lengths), n)) for n in batch_sizes}
     rows = [row for batch in scorer.planned([one.sequence for one in encoded]) for row in batch.rows]
     read = sum(int(followed(row).sum()) for row in rows)
-    alone = sum(lengths)
+    alone = sum(len(one.sequence.tokens) - 1 for one in encoded)
     print(f"{name:12s} {len(requests):,} texts: {alone:,} tokens, shared {read:,}, {alone / read:.2f} times fewer")
     for size, count in padded.items():
         print(f"{name:12s} padded in batches of {size}: {count:,}, {count / read:.2f} times as many as are shared")
+    texts = [(tuple(one.sequence.tokens), one.sequence.scored_from) for one in encoded]
+    distinct = {tokens[:k] for tokens, _ in texts for k in range(1, len(tokens))}
+    predicting = {tokens[:k] for tokens, scored_from in texts for k in range(scored_from, len(tokens))}
+    print(f"{name:12s} {len(distinct):,} distinct beginnings; {len(predicting):,} have a scored token after them")
+    return Tokens(min(padded.values()), len(distinct), len(predicting))
 
 
-def cost_of_a_token(model: Any) -> None:
-    """What a token costs in the layers and in the vocabulary, where nothing is shared."""
+def cost_of_a_token(model: Any) -> list[float]:
+    """What a token costs in the layers, in the vocabulary and after it, in ms, where nothing is shared."""
     ids = torch.randint(model.config.vocab_size, (16, 16), device=model.device)
     with torch.no_grad():
         states = model.base_model(ids).last_hidden_state
@@ -97,7 +120,9 @@ def cost_of_a_token(model: Any) -> None:
             "distribution and maximum": lambda: logits.log_softmax(-1).argmax(-1),
         }
         seconds = interleaved_medians(parts, 3, clock=time.process_time)
-    print(*(f"{name} {1000 * one / ids.numel():.2f} ms" for name, one in seconds.items()), sep=", ", end=" a token\n")
+    cost = {name: 1000 * one / ids.numel() for name, one in seconds.items()}
+    print(*(f"{name} {one:.2f} ms" for name, one in cost.items()), sep=", ", end=" a token\n")
+    return list(cost.values())
 
 
 def main() -> None:
@@ -127,6 +152,7 @@ def main() -> None:
     adds_bos = tokenizer("a")["input_ids"][0] == tokenizer.bos_token_id
     scorer = Scorer(model, tokenizer, convention="fairhead" if adds_bos else "lm-eval")
     harnesses = {} if arguments.tokens else {s: harness(model, tokenizer, s) for s in arguments.batch_size}
+    counted: dict[str, Tokens] = {}
     for name, title, requests_of, wanted in (
         ("bbq", "BBQ", bbq_requests, 5.0),
         ("crows", "CrowS-Pairs", crows_requests, 3.0),
@@ -135,11 +161,15 @@ def main() -> None:
         if arguments.only not in (None, name):
             continue
         if arguments.tokens:
-            count_tokens(title, requests_of(arguments.data, arguments.items), scorer, arguments.batch_size)
+            found = requests_of(arguments.data, arguments.items)
+            counted[title] = count_tokens(title, found, scorer, arguments.batch_size)
         else:
             compare(title, requests_of(arguments.data, arguments.items), wanted, scorer, harnesses, arguments)
     if arguments.tokens:
-        cost_of_a_token(model)
+        cost = cost_of_a_token(model)
+        for title, tokens in counted.items():
+            least = tokens.saved(*cost)
+            print(f"{title:12s} sharing every beginning is {least:.2f} times less work than the harness does")
     elif arguments.only in (None, "klaad"):
         precision = "no" if dtype is torch.float32 else "bf16"
         steps = {**vars(arguments), "precision": precision, "steps": 2, "clock": "wall"}
