@@ -155,8 +155,9 @@ class BenchmarkResult(Result):
 
     def _remarks(self) -> Iterator[str]:
         """What should be known of the figures, and where the answers lie."""
-        # How many there are is in the table: the reason is then the same for all of them.
-        reasons = (e.undefined.removeprefix(f"{e.n} items; ") for e in self.estimates if e.undefined)
+        # How many there are differs by category: without it, the reason is the same for all of them.
+        few, needed = r"^\d+ (items|clusters); at least (\d+) ", r"at least \2 \1 "
+        reasons = (re.sub(few, needed, e.undefined) for e in self.estimates if e.undefined)
         yield from (f"–: {reason}" for reason in list(dict.fromkeys(reasons))[:5])
         for reason, names in self.left_out.items():
             yield f"Left out: {len(names):,} ({reason}); the first is {names[0]}"

@@ -312,9 +312,11 @@ def test_items_too_long_are_named_and_counted():
 
 
 def test_too_few_items_are_undefined_never_zero():
-    estimate = run_benchmark("crows_pairs", coin(), pairs(9))["ss"]
+    result = run_benchmark("crows_pairs", coin(), pairs(9))
+    estimate = result["ss"]
     assert (estimate.value, estimate.low) == (None, None)
     assert estimate.undefined == "9 items; at least 10 are needed"
+    assert "–: at least 10 items are needed" in [sentence.text for sentence in result.page().verdict]
 
 
 def test_intervals_cover_the_truth():
