@@ -32,6 +32,12 @@ PICTURES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 _CLUTTER = ("__MACOSX", ".DS_Store", "Thumbs.db")
 
 
+def mend_or_skip(what: str = "it") -> str:
+    """What to do about a broken item."""
+    skip = "--data-option on_error=skip; in Python on_error='skip'"
+    return f"mend or remove {what}, or go on without {what} ({skip})"
+
+
 @dataclass
 class Skips:
     """What a reader left out, and why: reason -> names.
@@ -58,9 +64,7 @@ class Skips:
     def errors(self, reason: str, names: Sequence[str], message: str) -> None:
         """The same for several at once."""
         if self.on_error == "raise":
-            what = "it" if len(names) == 1 else "them"
-            skip = "--data-option on_error=skip; in Python on_error='skip'"
-            raise InputError(f"{message}: mend or remove {what}, or go on without {what} ({skip})")
+            raise InputError(f"{message}: {mend_or_skip('it' if len(names) == 1 else 'them')}")
         for name in names:
             self.drop(reason, name)
 
@@ -165,7 +169,9 @@ class Source:
 
     def where(self, name: str) -> str:
         """How an error message names a file."""
-        return str(self.path) if self.is_file and not self.is_archive else f"{self.path}: {name}"
+        if self.is_archive:
+            return f"{self.path}: {name}"
+        return str(self.path if self.is_file else self.path / name)
 
     def read(self, name: str) -> bytes:
         """The bytes of one file."""

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from fairhead.data.files import Skips, Source, base_name, stamp_of
+from fairhead.data.files import Skips, Source, base_name, mend_or_skip, stamp_of
 from fairhead.errors import InputError
 from fairhead.store import read_arrays, reading
 
@@ -180,9 +180,10 @@ class Images(Sequence[Image.Image]):
                 f"{where}: too large to decode safely ({error}); the limit is PIL.Image.MAX_IMAGE_PIXELS"
             ) from None
         except UnidentifiedImageError:
-            raise InputError(f"{where}: is not an image that Pillow can read ({len(data)} bytes)") from None
+            what = f"is not an image that Pillow can read ({len(data)} bytes)"
         except (OSError, SyntaxError, ValueError, EOFError) as error:
-            raise InputError(f"{where}: is a damaged image ({error})") from None
+            what = f"is a damaged image ({error})"
+        raise InputError(f"{where}: {what}: {mend_or_skip()}")
 
 
 class HeldImages(Images):
