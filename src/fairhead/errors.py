@@ -60,11 +60,11 @@ def did_you_mean(name: str, known: "list[str] | tuple[str, ...]") -> str:
     """Return `` Did you mean 'x'?`` for the nearest known name, or an empty string.
 
     Example:
-        >>> did_you_mean("lable", ["label", "race"]), did_you_mean("Y", ["y", "race"])
-        (" Did you mean 'label'?", " Did you mean 'y'?")
+        >>> did_you_mean("lable", ["label", "race"]), did_you_mean("EOD", ["EOp", "EOd"])
+        (" Did you mean 'label'?", " Did you mean 'EOd'?")
     """
     from difflib import get_close_matches
 
     by_lower = {other.lower(): other for other in reversed(known)}
-    near = get_close_matches(name, known, n=1) or get_close_matches(name.lower(), list(by_lower), n=1)
-    return f" Did you mean {by_lower.get(near[0], near[0])!r}?" if near else ""
+    near = get_close_matches(name.lower(), list(by_lower), n=1)
+    return f" Did you mean {by_lower[near[0]]!r}?" if near else ""

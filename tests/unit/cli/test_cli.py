@@ -349,6 +349,7 @@ BAD_TABLES = {
     "threshold": (changed(), ["--label", "y", "--score", "p", "--group", "race", "--threshold", "2"], "threshold is 2"),
     "positive": (changed(), [*ARGUMENTS, "--positive", "yes"], "positive class 'yes' is not among"),
     "metric": (changed(), [*ARGUMENTS, "--metric", "EOpp"], "Did you mean 'EOp'?"),
+    "metric in capitals": (changed(), [*ARGUMENTS, "--metric", "EOD"], "Did you mean 'EOd'?"),
     "not a number": (changed(), [*ARGUMENTS, "--seed", "x"], "Invalid value for '--seed'"),
     "no such option": (changed(), [*ARGUMENTS, "--sede", "1"], "No such option"),
     "not a choice": (changed(), [*ARGUMENTS, "--multiclass", "median"], "median"),
