@@ -7,8 +7,9 @@
                | COLUMN is [not] missing
 
 A column whose name holds blanks or signs stands in [square brackets], such a value in quotation marks. Columns of
-numbers are compared as numbers, all others as text, so that dates written 2013-01-31 can be ordered too. A missing
-value satisfies no comparison, nor its contrary.
+numbers are compared as numbers, all others as text, so that dates written 2013-01-31 can be ordered too; dates whose
+order as text is not that of time, such as 31.01.2013, are refused. A missing value satisfies no comparison, nor its
+contrary.
 """
 
 import operator
@@ -37,6 +38,8 @@ _SIGNS: Mapping[str, Callable[[Any, Any], bool]] = {
     ">": operator.gt,
     ">=": operator.ge,
 }
+_DATE = re.compile(r"\d{1,4}([./-])\d{1,2}\1\d{1,4}(?!\d)")
+_ORDERED_DATES = re.compile(r"0000([./-])00(?:\1)00")  # with a 0 for each digit
 _DEEPEST = 50  # parentheses and nots within each other
 _HOW = "a condition looks like this: age between 18 and 65 and race in (White, Black)"
 
@@ -214,9 +217,17 @@ def _alike(name: str, levels: Sequence[Any], sign: str, value: str) -> tuple[Cal
                 f"--where compares {name!r} with {value!r}, but that column holds numbers: {levels[0]!r}, ..."
             )
         return (lambda level: level), number
-    if number is not None and sign not in ("=", "==", "!=", "<>"):
+    if sign in ("=", "==", "!=", "<>"):
+        return str, composed(value)
+    if number is not None:
         word = next((level for level in levels if as_number(str(level)) is None), levels[0])
         raise InputError(
             f"--where compares {name!r} with the number {value}, but that column holds text: {word!r}, ..."
+        )
+    dates = {re.sub(r"\d", "0", found[0]): found[0] for text in (*levels, value) if (found := _DATE.match(str(text)))}
+    if len(dates) > 1 or any(_ORDERED_DATES.fullmatch(shape) is None for shape in dates):
+        raise InputError(
+            f"--where orders {name!r} by dates written {', '.join(sorted(dates.values()))}; as text these are "
+            "not in the order of time: write them all as 2025-01-31, in the file and in the condition"
         )
     return str, composed(value)

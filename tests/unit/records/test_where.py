@@ -88,6 +88,33 @@ def test_what_is_no_condition_is_refused_in_words(condition, says):
         Records.from_frame(table(), label="y", prediction="p", groups="race", where=condition)
 
 
+@pytest.mark.parametrize(
+    ("written", "condition"),
+    [
+        ("%d.%m.%Y", "day >= 01.06.2013"),
+        ("%d.%m.%Y", "day >= 2013-06-01"),
+        ("%m/%d/%Y", "day between 01/01/2013 and 06/30/2013"),
+        ("%Y-%m-%d", "day < 1.6.2013"),
+        ("%Y-%m-%d", "day < 2013/06/01"),
+    ],
+)
+def test_dates_whose_order_as_text_is_not_that_of_time_are_refused(written, condition):
+    days = pd.date_range("2013-01-01", periods=len(table()), freq="D")
+    frame = table().assign(day=days.strftime(written))
+    with pytest.raises(InputError, match="not in the order of time: write them all as 2025-01-31"):
+        Records.from_frame(frame, label="y", prediction="p", groups="race", where=condition)
+
+
+def test_dates_in_any_writing_can_be_equal_and_years_first_in_order():
+    days = pd.date_range("2013-01-01", periods=len(table()), freq="D")
+    for written, condition, wanted in (
+        ("%d.%m.%Y", "day in (01.01.2013, 02.01.2013, 03.01.2013)", 3),
+        ("%Y/%m/%d %H:%M", "day < 2013/01/11", 10),
+    ):
+        frame = table().assign(day=days.strftime(written))
+        assert len(Records.from_frame(frame, label="y", prediction="p", groups="race", where=condition)) == wanted
+
+
 def test_numbers_that_are_stored_as_text_are_text():
     frame = table().assign(age=lambda t: t.age.astype(str))
     with pytest.raises(InputError, match="'age' with the number 30, but that column holds text"):
