@@ -329,7 +329,7 @@ def _check_options(n_boot: int, seed: int, level: float, min_cell: int, min_grou
         raise InputError(f"level is {level}; a confidence level such as 0.95 was expected.")
     if min_cell < 1:
         raise InputError(f"min_cell is {min_cell}; at least 1 was expected.")
-    if not 0 <= min_group < np.inf:
+    if not 0 <= min_group < np.inf or (min_group > 1 and min_group % 1):
         raise InputError(f"min_group is {min_group}; a number of rows, or a share of them below 1, was expected.")
     if multiclass not in ("max", "mean", "weighted"):
         raise InputError(f"multiclass is {multiclass!r}; 'max', 'mean' or 'weighted' was expected.")

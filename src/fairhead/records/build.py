@@ -264,6 +264,8 @@ def _check_numbers(draft: Records, options: Options, layout: Layout | None, kept
     Scores are probabilities, or with a threshold one score on whatever scale the threshold is on.
     """
     table, threshold = draft.scores if draft.numbers is None else draft.numbers, options.threshold
+    if threshold is not None and draft.scores is None:
+        raise InputError("a threshold is given but no score; name its column (--score; score=), or leave it out")
     if table is not None:
         names = _score_names(table, layout)
         table = table if kept is None else np.where(kept[:, None], table, np.nan)

@@ -108,8 +108,9 @@ def test_small_groups_can_be_left_out():
         assert found["EOp"].detail["excluded"][1].startswith("Native has 22 rows; min_group leaves out groups of fewer")
         assert found["cramers_v"].detail["n_undefined"] == 2
         assert [row.rates["TPR"].value for row in found.by_group][2] == 1.0
-    with pytest.raises(fairhead.errors.InputError, match="min_group is -1"):
-        fairhead.audit(records, min_group=-1)
+    for none in (-1, 1.5):
+        with pytest.raises(fairhead.errors.InputError, match=f"min_group is {none}"):
+            fairhead.audit(records, min_group=none)
     compared = fairhead.compare(records, records, min_group=100, metrics=["EOp"]).differences
     assert compared[0].a == pytest.approx(0.2)
 

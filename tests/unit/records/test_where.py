@@ -180,6 +180,8 @@ def test_a_score_on_any_scale_needs_a_threshold():
         Records.from_arrays(label, scores=decile, groups={"g": group})
     with pytest.raises(InputError, match="threshold is 11, but the scores run from 1 to 10"):
         Records.from_arrays(label, scores=decile, threshold=11)
+    with pytest.raises(InputError, match="a threshold is given but no score"):
+        Records.from_arrays(label, label, threshold=0.4, groups={"g": group})
     records = Records.from_arrays(label, scores=decile, threshold=5, groups={"g": group})
     assert (records.prediction.codes == (decile >= 5)).all()
     found = fairhead.audit(records)
