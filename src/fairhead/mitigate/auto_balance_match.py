@@ -128,6 +128,7 @@ class Reduce:
 
         if matched is not None:
             notes["match"] = {key: getattr(matched, key) for key in ("effective", "separation", "p", "differ")}
+            notes["match"]["towards"] = "validation part" if job.like is None else "deployment sample"
         if matched is None or not matched.differ:
             leave_out(_MATCHED)
         found = [clusters.clustering.cluster, clusters.of(encoded.validation), clusters.of(encoded.deployment)]

@@ -261,8 +261,8 @@ def choice_verdict(notes: Mapping[str, Any], uses_groups: bool = False) -> list[
         differ = "differ" if match["differ"] else "are not shown to differ"
         rest = "" if match["differ"] else ", so nothing was matched"
         texts.append(
-            f"The training rows and those of the deployment sample {differ} within classes (area under the ROC curve "
-            f"{match['separation']:.2f}, {p_text(match['p'])}){rest}."
+            f"The training rows and those of the {match.get('towards', 'deployment sample')} {differ} within classes "
+            f"(area under the ROC curve {match['separation']:.2f}, {p_text(match['p'])}){rest}."
         )
     for one in notes.get("matching over the price", ()):
         texts.append(
