@@ -8,6 +8,8 @@ from browsing import chromium, opened_page, violations, width_of
 
 import fairhead
 from fairhead.records import Records
+from fairhead.report import write
+from fairhead.report.legal_forms import eu_ai_act
 
 RACES = ("African-American", "Asian", "Caucasian", "Hispanic", "Native American", "Other")
 
@@ -128,3 +130,16 @@ def test_it_is_whole_without_scripts(browser, page, addresses):
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 1280), ("light", 390)])
 def test_axe_finds_no_violation(short_page, scheme, width):
     assert violations(short_page, scheme, width) == []
+
+
+def test_a_form_can_be_read_on_a_phone(browser, tmp_path):
+    """Of a heading and its entry, the entry is the longer text and needs the larger part of the line."""
+    rng = np.random.default_rng(1)
+    groups = {"sex": np.array(["Female", "Male"])[rng.integers(0, 2, 400)]}
+    records = Records.from_arrays(rng.integers(0, 2, 400), rng.integers(0, 2, 400), groups=groups)
+    write(eu_ai_act(fairhead.audit(records, n_boot=200)), tmp_path / "form.html")
+    with opened_page(browser, (tmp_path / "form.html").as_uri()) as page:
+        assert width_of(page, 390) <= 390
+        row = page.locator("table.words tbody tr").first
+        heading, entry = (row.locator(cell).bounding_box()["width"] for cell in ("th", "td"))
+        assert entry > 1.4 * heading
