@@ -271,7 +271,7 @@ _REASONS = 3
 _SIDES = {"better": "B better", "worse": "B worse", "changed": "B differs"}
 # Of the four-fifths rule.
 FAILS, HOLDS, UNDECIDED = "fails", "holds", "undecided"
-# Of a gap in a comparison: p is about signed differences between groups, the interval about the size of the gap.
+# Of a figure of groups in a comparison: p is about changes of groups, the interval about the size of the figure.
 GROUPS_MOVED = "groups moved, size not significant"
 
 
@@ -374,8 +374,8 @@ def said_of_difference(difference: Difference) -> str:
     """
     if difference.value is None:
         return f"undefined: {difference.undefined}"
-    of_gap = difference.ideal == 0 and difference.group_by is not None and not difference.groups
+    of_groups = difference.group_by is not None and not difference.groups
     p = 1.0 if difference.p_adjusted is None else difference.p_adjusted
-    if difference.outcome == "not significant" and of_gap and p < ALPHA:
+    if difference.outcome == "not significant" and of_groups and p < ALPHA:
         return GROUPS_MOVED
     return _SIDES.get(difference.outcome, difference.outcome)

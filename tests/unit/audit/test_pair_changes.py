@@ -28,7 +28,7 @@ def both(rng, n, rates_a, rates_b, same=0.5):
 def test_a_reversed_gap_is_not_no_difference(capsys):
     """Women go from 20 points behind to 18 ahead: the gap is nearly as large, and something has changed."""
     a, b = both(np.random.default_rng(0), 2000, (0.5, 0.7), (0.7, 0.52))
-    found = fairhead.compare(a, b, metrics=["EOp", "DP"], reference="m")
+    found = fairhead.compare(a, b, metrics=["EOp", "DP", "impact_ratio"], reference="m")
     (change,) = [p for p in found.pairs if p.metric == "TPR"]
     assert change.groups == ("f", "m")
     assert change.a == pytest.approx(-0.2, abs=0.05)
@@ -41,7 +41,9 @@ def test_a_reversed_gap_is_not_no_difference(capsys):
     verdict = comparison_verdicts(found)
     assert any("reversed in B: TPR by sex, f" in sentence.text for sentence in verdict)
     assert not any("not significant" in sentence.text for sentence in verdict)
-    assert said_of_difference(gap) == "groups moved, size not significant"
+    ratio = next(d for d in found.differences if d.metric == "impact_ratio")
+    assert ratio.p_adjusted < 0.001
+    assert [said_of_difference(d) for d in (gap, ratio)] == ["groups moved, size not significant"] * 2
     found.show(Console(width=140))
     shown = " ".join(capsys.readouterr().out.split())
     assert "above f" in shown
