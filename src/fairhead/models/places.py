@@ -119,7 +119,14 @@ def tokenizer_of(place: Place) -> Any:
     """The tokenizer beside a model."""
     from transformers import AutoTokenizer
 
-    return read_beside(place, "the tokenizer", AutoTokenizer, place.holding("tokenizer.json", "tokenizer_config.json"))
+    files = "tokenizer.json", "tokenizer_config.json"
+    folder, config = place.holding(*files), read_json(place.folder / "config.json")
+    if "image_size" in config and not any((folder / file).exists() for file in files):
+        raise UnsupportedModel(
+            f"{place.name} is a {config.get('model_type')} model, which reads pictures; texts need an encoder such as "
+            "BERT or RoBERTa"
+        )
+    return read_beside(place, "the tokenizer", AutoTokenizer, folder)
 
 
 def processor_of(place: Place) -> Any:

@@ -28,7 +28,7 @@ from fairhead.models import attach, load, method_of, open_model, save
 from fairhead.models.attached import positions_of
 from fairhead.models.fresh import Recipe
 from fairhead.models.inputs import Pictures
-from fairhead.models.places import find, processor_of
+from fairhead.models.places import find, processor_of, tokenizer_of
 from fairhead.train.last_encoder import last_encoder
 
 IMAGES = {
@@ -107,6 +107,12 @@ def test_texts_are_padded_to_the_positions_that_dam_knows():
     assert positions_of(carrying("BERT", DAM())) == 9
     assert positions_of(carrying("BERT", DAM(stats_axes="batch_token"))) is None
     assert positions_of(made("BERT")) is None
+
+
+def test_a_model_of_pictures_has_no_tokenizer_and_says_so(tmp_path):
+    save(made("ViT"), tmp_path)
+    with pytest.raises(UnsupportedModel, match="is a vit model, which reads pictures; texts need an encoder"):
+        tokenizer_of(find(tmp_path))
 
 
 @pytest.fixture(scope="module")
