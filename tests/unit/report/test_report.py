@@ -123,6 +123,7 @@ def test_an_audit_of_records_is_shown_whole() -> None:
             scale = scale_of(estimate.metric, estimate.value, estimate.low, estimate.high, difference=gap)
             assert scale.write(estimate.value) in seen
     assert {row.group for row in made.by_group} <= set(seen)
+    assert "L3H5" not in seen, "an audit has no heads to read"
     assert any("tiny <d> has 4 rows" in text for text in seen), "groups left out of a gap are named"
 
 
