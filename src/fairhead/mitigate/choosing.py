@@ -322,7 +322,11 @@ def choice_section(notes: Mapping[str, Any], classes: Sequence[str]) -> list[Sec
             )
             for one in notes["tried"]
         ]
-        caption = f"Candidates, on rows that none was trained on; the price is {notes['price']:g} points"
+        caption = (
+            "Candidates, on rows that none was trained on, in points. Spread: standard deviation of accuracy between "
+            f"clusters, given the class. Cost: loss of accuracy, of which the price allows {notes['price']:g}. Gain: "
+            "plain training's spread, less the candidate's own and its cost"
+        )
         columns = ("candidate", "accuracy, %", "spread between clusters", "cost ± standard error", "gain", "")
         tables.append((caption, columns, rows))
     clusters = notes["clusters"]
@@ -337,7 +341,8 @@ def choice_section(notes: Mapping[str, Any], classes: Sequence[str]) -> list[Sec
         tables.append((caption, ("clusters", *stability), [agreement]))
     if "match" in notes and notes["match"]["differ"]:
         share = f"{100 * notes['match']['effective']:.0f} % of the training rows"
-        tables.append(("Weights towards the deployment sample", ("", "match"), [("effective sample size", share)]))
+        title = f"Weights towards the {notes['match'].get('towards', 'deployment sample')}"
+        tables.append((title, ("", "match"), [("effective sample size", share)]))
     made = [PlainTable(caption=caption, columns=columns, rows=rows) for caption, columns, rows in tables]
     return [PlainTables(title="What was tried, and what was kept", tables=made)]
 

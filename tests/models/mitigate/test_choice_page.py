@@ -47,5 +47,6 @@ def test_a_spread_that_is_not_known_is_not_nought():
     clusters = {**CLUSTERS, "stability": {"2": 0.3}}
     found = {"kept": "plain", "tried": tried, "price": 2, "clusters": clusters}
     (section,) = choice_section(found, ("no", "yes"))
+    assert all(f"{word}: " in section.tables[0].caption for word in ("Spread", "Cost", "Gain"))
     assert section.tables[0].rows[1] == ("balance", "90.0", "undefined", "0.0 ± 0.0", "undefined", "")
     assert "other rows would give other clusters" in " ".join(sentence.text for sentence in choice_verdict(found))
