@@ -113,6 +113,11 @@ def read_task(
     """Read a data set and make its parts ready for a model."""
     dataset = _dataset(data, seed)
     group = _group(dataset, data)
+    if len(dataset.classes) == 1:
+        raise InputError(
+            f"{dataset.name}: every row has the label {dataset.classes[0]!r}; training needs at least two classes: "
+            "name another column (--label; label=)"
+        )
     recipe = recipe_for(dataset.classes)
     recipe.check()
     parts = {

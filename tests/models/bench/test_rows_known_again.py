@@ -198,6 +198,9 @@ def test_a_table_that_changed_is_read_again(tmp_path):
     assert read_task(one, lambda classes: Recipe(features, classes), 0).classes == ("no", "yes")
     noise(tmp_path, n=40, width=4, y=["NO", "YES"] * 20)
     assert read_task(one, lambda classes: Recipe(features, classes), 0).classes == ("NO", "YES")
+    noise(tmp_path, n=40, width=4, y=["no"] * 40)
+    with pytest.raises(InputError, match="every row has the label 'no'; training needs at least two classes"):
+        read_task(one, lambda classes: Recipe(features, classes), 0)
 
 
 def test_a_model_that_changed_is_loaded_again(trained, tmp_path):
