@@ -12,7 +12,7 @@ from sklearn.metrics import adjusted_rand_score
 from fairhead.errors import InputError
 from fairhead.mitigate import auto_balance_match, load, method, run, save
 from fairhead.mitigate.auto_balance_match import Reduce
-from fairhead.mitigate.choosing import choose, judge, share_of_groups, variance_between
+from fairhead.mitigate.choosing import choice_verdict, choose, judge, share_of_groups, variance_between
 from fairhead.mitigate.row_weights import match_weights
 from fairhead.models.attached import FEATURES, LinearHead
 from fairhead.train import Examples, TrainingPlan
