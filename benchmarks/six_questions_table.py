@@ -39,7 +39,7 @@ class Edit(NamedTuple):
 
 
 def edits(result: Mapping[str, Any]) -> Iterator[Edit]:
-    """The doses of the rule, and the gains."""
+    """The doses of the rule, the gains, and those that were told the groups."""
     for metric in METRICS:
         dose = result.get("doses", {}).get(f"{metric} {RULE}", {})
         if dose.get("chosen"):
@@ -52,11 +52,18 @@ def edits(result: Mapping[str, Any]) -> Iterator[Edit]:
     for metric in METRICS if gains.get("heads") else ():
         beaten, tested, differ = _checked(gains, metric)
         change = gains["changes"][metric]
-        if beaten is None:  # as many random heads with gains of their own: few
+        if beaten is None and gains["random"]:  # as many random heads with gains of their own: few
             others = [one[metric][1] - one[metric][0] for one in gains["random"]]
             beaten = sum(other > change["value"] for other in others), len(others)
         accuracy = gains["changes"]["accuracy"]
         yield Edit("gains", len(gains["heads"]), metric, change, accuracy, beaten, tested, differ)
+    for metric, told in result.get("told", {}).items():
+        if told["heads"]:
+            changes, heads, other = told["changes"], len(told["heads"]), METRICS[metric == METRICS[0]]
+            also = f"; {SHORT[other]} then {changes[other]['b']:.3f}"
+            yield Edit(
+                "gains, told", heads, metric, changes[metric], changes["accuracy"], *_checked(told, metric), also
+            )
 
 
 def _checked(part: Mapping[str, Any], metric: str) -> tuple[tuple[int, int] | None, bool, int | None]:
@@ -84,8 +91,7 @@ def print_tables(folder: Path, questions: Sequence[str]) -> None:
         plain = result["balanced_last_layer"]
         others = [_baseline(plain), _baseline(result["output"]["project"])]
         first = [f"{100 * plain['accuracy'][0]:.1f}", *(f"{plain[metric][0]:.3f}" for metric in METRICS)]
-        known = result.get("gains", {}).get("changes")  # by how much V exceeds that of the labels is among them
-        labels = f"{known['cramers_v']['a'] - known['cramers_v_excess']['a']:.3f}" if known else "–"
+        labels = f"{plain['cramers_v'][0] - plain['cramers_v_excess'][0]:.3f}"
         print(_line(result["question"], result["reported"], *first, labels, *others))
     print(
         "\n| question | edit | heads | gap before → after (change, 95 % interval) | accuracy (interval) | allowed |",
@@ -99,6 +105,10 @@ def print_tables(folder: Path, questions: Sequence[str]) -> None:
             if dose is not None and not dose["chosen"]:
                 none = f"{SHORT[metric]}: none of {dose['tried']} edits is enough on the choosing half"
                 print(_line(result["question"], "none", "", none, "", "", "", "", "fails: not halved"))
+        for metric, told in result.get("told", {}).items():
+            if not told["reached"]:
+                none = f"{SHORT[metric]}: no setting is surely enough out of fold"
+                print(_line(result["question"], "gains, told", "", none, "", "", "", "", "fails: not halved"))
         for one in edits(result):
             gap, cost = one.gap, _change(one.accuracy, 100, 1)
             moved = f"{SHORT[one.metric]} {gap['a']:.3f} → {gap['b']:.3f} ({_change(gap, 1, 3)}){one.also}"
@@ -108,6 +118,24 @@ def print_tables(folder: Path, questions: Sequence[str]) -> None:
             print(
                 _line(result["question"], one.name, one.heads, moved, cost, bar, beaten, differ, one.verdict(allowed))
             )
+    print("\nGains that are told the groups, where they were chosen and where they are reported:\n")
+    print(
+        "| question | gap | out of fold, bound | in a pass | reported | accuracy: before, out of fold, in a pass |",
+        end="",
+    )
+    print(" learned controls beaten |\n|---|---|---|---|---|---|---|")
+    for result in results:
+        for metric, told in result.get("told", {}).items():
+            if told["heads"]:
+                there, change = told["choosing"], told["changes"][metric]
+                gaps = f"{told['before']:.3f} → {told['gap']:.3f}, {told['upper']:.3f}", f"{there[metric][1]:.3f}"
+                ours = f"{change['a']:.3f} → {change['b']:.3f}"
+                accuracy = ", ".join(
+                    f"{100 * x:.1f}" for x in (there["accuracy"][0], told["accuracy"], there["accuracy"][1])
+                )
+                others = [one[metric][1] - one[metric][0] for one in told["random"]]
+                beaten = f"{sum(other > change['value'] for other in others)} of {len(others)}"
+                print(_line(result["question"], SHORT[metric], *gaps, ours, accuracy, beaten))
     print("\nWith a target of half the gap where edits are chosen:\n")
     for result in results:
         for metric in METRICS:

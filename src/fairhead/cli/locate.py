@@ -105,8 +105,8 @@ class Edit:
         chosen: edit the heads that `fairhead locate` selected.
         kind: what replaces a head's output: its mean (balanced over groups), zero, the output for another row
             (resample), or a projection of it: LEACE (project) erases the group, splince also keeps the covariance with
-            the label. gain multiplies each head by a factor that is learned with balanced clusters; without --heads it
-            also selects the heads.
+            the label. gain multiplies each head by a factor that is learned with balanced clusters or, with --target,
+            to reduce the gap, from the groups of the choosing half; without --heads it also selects the heads.
         strength: strength of the edit, from 0 (none) to 1 (full).
         save: write the edit into the weights and save the model; the report describes the saved model.
     """
@@ -127,7 +127,7 @@ def locate_command(
     _answered(context, source, columns, plan, output)
 
 
-@options("ablate", without={"plan": ("count", "rank", "exact", "forward", "target", "target_metric")})
+@options("ablate", without={"plan": ("count", "rank", "exact", "forward")})
 def ablate_command(
     context: typer.Context, source: Source, columns: DataColumns, edit: Edit, plan: LocatePlan, output: Output
 ) -> None:
@@ -136,6 +136,8 @@ def ablate_command(
     heads, chosen_on = _named(edit)
     if edit.save is not None and source.tokens == "first":
         raise InputError("--save changes the weights, which affects every token: leave out --tokens first")
+    if plan.target is not None and edit.kind != "gain":
+        raise InputError(f"--target is for --kind gain, which is learned for it; --kind is {edit.kind}: leave it out")
     if edit.kind == "resample":
         if edit.save is not None:
             raise InputError("--save cannot store --kind resample, which needs other rows; use mean, zero or project")

@@ -14,6 +14,7 @@ from fairhead.errors import InputError, check_known
 from fairhead.locate.directions import Concept, Task, balanced_weights, fit_logistic
 from fairhead.locate.edits import HeadEdits, check_kind
 from fairhead.locate.engine import Question, Scores
+from fairhead.locate.gains import ToldGains, learn_told_gains
 from fairhead.locate.gap_words import GapLocated
 from fairhead.locate.head_features import Array, Features, HeadMoments, HeadTexts, Pool, Pooled, text_spans
 from fairhead.locate.head_maps import Head, HeadMap, Measure, Separation, check_cells, coupling, separation
@@ -187,8 +188,13 @@ class GapQuestion(Question):
             raise InputError("this question was asked without the model: give it forward passes")
         return self.passes(rows, self.edits, kind)
 
-    def with_gains(self, gains: Array) -> "GapQuestion":
-        """The same question, which knows the edit "gain" by these gains [L, H].
+    def told_gains(self, plan: LocatePlan) -> ToldGains | None:
+        """Where there are passes that edit every token."""
+        known = self.passes is not None and self.passes.everywhere is not None
+        return learn_told_gains(self, plan) if known else None
+
+    def with_gains(self, gains: Array, origin: str = "") -> "GapQuestion":
+        """The same question, which knows the edit "gain" by these gains [L, H], and how they were learned in words.
 
         Heads whose gain is 1 are controls of the others: they get the mean gain of those in their layer.
         """
@@ -198,6 +204,7 @@ class GapQuestion(Question):
         given = np.where(chosen | ~chosen.any(1)[:, None], gains, of_layer[:, None])
         found = copy.copy(self)
         found.gains, found.edits = gains, self.edits.with_gains(given)
+        found.notes = (*self.notes, origin) if origin else self.notes
         found.baselines = (*GapQuestion.baselines, "balance")
         if self.passes is not None and self.passes.everywhere is not None:
             found.passes = replace(self.passes, everywhere=self.passes.everywhere.with_gains(given))

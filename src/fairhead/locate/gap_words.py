@@ -215,7 +215,7 @@ class GapLocated(Located):
                 text += f" Over all heads this and the direct part correlate by {alike}."
             maps["Effect"] = self.mapped(self.effect_map, f"What {of} loses without each head", text)
         if self.gains is not None:
-            text = "Each head's gain less 1; most are 1. Learned with clusters of outputs balanced, without any group."
+            text = "Each head's gain less 1; most are 1."
             about = {"measure": "gain − 1", "unit": "", "values": (self.gains - 1).tolist()}
             maps["Gain"] = self.mapped(about, "Gains of the heads, which are the edit", text)
         d = self.separation.d

@@ -113,7 +113,8 @@ class LocatePlan:
         kinds: edits of the selected heads; None for all that apply. The first is used for single heads and curves.
         forward: also edit the selected heads in full forward passes.
         target: also find the cheapest edit that reduces the gap to this share of it, such as 0.5, over kinds, strengths
-            and numbers of the selected heads.
+            and numbers of the selected heads, on a GPU also gains that are told the groups; ablate --kind gain learns
+            its gains for the target.
         target_metric: the gap that --target refers to.
         draws: number of control sets of heads, or all if there are fewer.
         m: texts per head in TextSpan.

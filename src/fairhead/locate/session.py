@@ -25,9 +25,9 @@ from fairhead.locate.directions import (
     task_from_images,
     task_from_texts,
 )
-from fairhead.locate.dose import learn_gains
 from fairhead.locate.edits import HeadEdits, parsed
 from fairhead.locate.engine import Question
+from fairhead.locate.gains import LEARNED, learn_gains, learn_told_gains
 from fairhead.locate.gap_question import NO_TEXTS, GapQuestion
 from fairhead.locate.gap_words import STAND_IN
 from fairhead.locate.head_features import Array, Features, Pool, collect
@@ -125,8 +125,12 @@ def open_question(
 
     chosen = None
     if any(parsed(kind)[0] == "gain" for kind in plan.kinds or ()):
-        gains = learn_gains(question, plan.count, heads, plan.per_layer, seed=plan.seed)
-        question, chosen = question.with_gains(gains.values), gains.heads
+        if plan.target is None:
+            gains = learn_gains(question, plan.count, heads, plan.per_layer, seed=plan.seed)
+            question, chosen = question.with_gains(gains.values, LEARNED), gains.heads
+        else:
+            told = learn_told_gains(question, plan, heads)
+            question, chosen = question.with_gains(told.values, told.sentence), told.heads
         passes = question.passes
 
     def bake(folder: Path, heads: Heads, kind: str) -> None:

@@ -1,13 +1,20 @@
 """Gains of heads: a planted head that carries a shortcut is turned down, and the gains are an ordinary edit."""
 
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
 from made_vit import HEADS, LAYERS, PLANTED, pictures, planted_vit
+from scipy.special import expit
 
 from fairhead.locate.decompose import Decomposer
 from fairhead.locate.directions import classifier_task, concept_from_images
-from fairhead.locate.dose import learn_gains
 from fairhead.locate.edits import HeadEdits
+from fairhead.locate.gains import _contrast, _Told, learn_gains, learn_told_gains
 from fairhead.locate.gap_question import GapQuestion
 from fairhead.locate.head_features import collect
+from fairhead.locate.locate_settings import LocatePlan
 from fairhead.locate.passes import RowPasses
 from fairhead.locate.rows import Evaluation, halves_of
 
@@ -49,3 +56,63 @@ def test_gains_of_given_heads_leave_the_others() -> None:
     found = learn_gains(asked(), heads=[(0, 1), PLANTED])
     assert set(found.heads) <= {(0, 1), PLANTED}
     assert found.values[PLANTED] < 0.5
+
+
+def told_plan(**how: Any) -> LocatePlan:
+    return LocatePlan(count=2, target=0.5, target_metric="EOd", n_boot=200, **how)
+
+
+def test_gains_that_are_told_the_groups_turn_the_planted_head_down() -> None:
+    question = asked()
+    found = learn_told_gains(question, told_plan())
+    assert found.reached
+    assert PLANTED in found.heads
+    assert found.values[PLANTED] < 0.5
+    assert (found.values == 1).sum() >= LAYERS * HEADS - 2
+    assert found.gap <= found.upper <= 0.5 * found.before
+    assert "with the groups of the choosing half" in found.sentence
+    gained = question.with_gains(found.values)
+    before, after = gained.forward(gained.reported, "gain")([(), found.heads])
+    gaps = gained.rows.take(gained.reported).figures([before, after])["EOd"]
+    assert gaps[1] < 0.5 * gaps[0]
+
+
+def test_told_gains_know_nothing_of_the_reporting_half() -> None:
+    question, other = asked(), asked()
+    labels, groups = (x.copy() for x in (other.rows.labels, other.rows.groups))
+    labels[other.reported], groups[other.reported] = 1 - labels[other.reported], groups[other.reported][::-1]
+    other.rows = replace(other.rows, labels=labels, groups=groups)
+    first, second = (learn_told_gains(one, told_plan()) for one in (question, other))
+    assert np.array_equal(first.values, second.values)
+    assert first.sentence == second.sentence
+
+
+def test_told_gains_of_given_heads_say_where_the_target_is_out_of_reach() -> None:
+    found = learn_told_gains(asked(), told_plan(), heads=[(0, 1), (1, 0)])
+    assert set(found.heads) <= {(0, 1), (1, 0)}
+    assert not found.reached
+    assert "no step is surely within the target" in found.sentence
+
+
+@pytest.mark.parametrize(("metric", "given"), [("EOd", True), ("DP", False)])
+def test_the_slope_of_the_told_objective_is_that_of_its_value(metric, given) -> None:
+    """One head alone: its best gain is where the objective, written out plainly, is smallest."""
+    rng, n = np.random.default_rng(0), 400
+    labels, groups = np.arange(n) % 2, (np.arange(n) // 2) % 2
+    rows = Evaluation(labels, ("no", "yes"), groups, ("a", "b"), "group")
+    part = 0.8 * groups + 0.7 * labels + rng.normal(size=n)
+    start = np.column_stack([np.zeros(n), part - 1 + rng.normal(size=n)])
+    parts = np.column_stack([np.zeros(n), part]).reshape(-1, 1)
+    told = _Told(start, parts, np.ones(1), np.eye(2)[labels], _contrast(rows, metric))
+    found = told.descend(np.ones(1), [0], 3.0)[0]
+
+    def plainly(gain):
+        p = expit(start[:, 1] + (gain - 1) * part)
+        loss = -np.log(np.where(labels == 1, p, 1 - p)).mean()
+        cells = [labels == y for y in (0, 1)] if given else [np.ones(n, dtype=bool)]
+        gaps = [p[cell & (groups == 1)].mean() - p[cell & (groups == 0)].mean() for cell in cells]
+        return loss + 3.0 * np.mean(np.square(gaps)) + 1e-3 / 2 * (gain - 1) ** 2
+
+    grid = np.linspace(0.5, 1.5, 2001)
+    assert found == pytest.approx(grid[np.argmin([plainly(gain) for gain in grid])], abs=2e-3)
+    assert 0.55 < found < 1
