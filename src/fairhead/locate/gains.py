@@ -131,8 +131,8 @@ def learn_told_gains(
     for half in (0, 1):
         inside = np.flatnonzero(fold % 2 == half)
         fold[inside] += 2 * halves_of(rows.take(inside), plan.seed)
-    follow = partial(_followed, question, at, plan, heads, _first_order(question, at, np.ones(question.shape)))
-    plain = question.task.logits(question.features.output[at])
+    plain, slopes = _first_order(question, at, np.ones(question.shape))
+    follow = partial(_followed, question, at, plan, heads, (plain, slopes))
     crossed = [plain.copy() for _ in weights]  # logits out of fold
     for out in range(4):
         for step, (_, logits) in zip(crossed, follow(fold != out, weights), strict=True):
