@@ -33,7 +33,7 @@ from fairhead.locate.directions import Task, balanced_weights, concept_from_imag
 from fairhead.locate.dose import find_dose
 from fairhead.locate.edits import HeadEdits
 from fairhead.locate.engine import effects
-from fairhead.locate.gains import WEIGHTS, learn_gains, learn_told_gains
+from fairhead.locate.gains import WEIGHTS, follow_gains, learn_gains, learn_told_gains
 from fairhead.locate.gap_question import GapQuestion
 from fairhead.locate.head_maps import Head, top_heads
 from fairhead.locate.locate_settings import LocatePlan, Source
@@ -225,7 +225,8 @@ class Run:
 
     def reported(self, values: NDArray[np.float64], heads: Sequence[Head], metrics: Sequence[str]) -> dict[str, Any]:
         """Gains on the reporting half, with controls where they decide."""
-        changes = {d.metric: d.to_dict() for d in self.told.compare(*self.read(values, heads), PLAN).differences}
+        before, after = self.read(values, heads)
+        changes = {d.metric: d.to_dict() for d in self.told.compare(before, after, PLAN).differences}
         gained = [[*map(int, head), float(values[head])] for head in heads]
         result: dict[str, Any] = {"heads": gained, "changes": changes, "random": []}
         if any(self.could_meet(changes[metric], changes["accuracy"]) for metric in metrics):
@@ -265,11 +266,12 @@ class Run:
             sets = layer_matched(heads, self.question.shape[1], draws=self.how.gain_draws).sets if heads else ()
             for control in sets[: self.how.gain_draws]:
                 if metric is None:
-                    other = learn_gains(self.question, heads=control, rounds=2)
+                    values = learn_gains(self.question, heads=control, rounds=2).values
                 else:
                     plan = replace(PLAN, target=0.5, target_metric=metric)
-                    other = learn_told_gains(self.question, plan, control, [w for w in WEIGHTS if w <= found["weight"]])
-                found["random"].append(figures(self.told, self.read(other.values, other.heads)))
+                    steps = [weight for weight in WEIGHTS if weight <= found["weight"]]
+                    *_, (values, _) = follow_gains(self.question, plan, control, steps)
+                found["random"].append(figures(self.told, self.read(values, control)))
                 yield f"{name} {len(found['random'])}"
 
 
@@ -360,7 +362,7 @@ def main() -> None:
                 known, source = labelled_rows(source).evaluation, replace(source, limit=arguments.fresh_rows)
             session = open_session(source, f"{features}/{data}")
             if arguments.fresh:
-                drawn = np.flatnonzero(np.isin(session.evaluation.ids, known.ids))
+                drawn = np.flatnonzero(np.isin(np.asarray(session.evaluation.ids), np.asarray(known.ids)))
             if data not in pixels:
                 pixels[data] = on_device(session.inputs)
             print(f"{name}: {len(session.evaluation)} rows read at {time.monotonic() - started:.0f} s", flush=True)

@@ -132,13 +132,13 @@ def learn_told_gains(
         inside = np.flatnonzero(fold % 2 == half)
         fold[inside] += 2 * halves_of(rows.take(inside), plan.seed)
     plain, slopes = _first_order(question, at, np.ones(question.shape))
-    follow = partial(_followed, question, at, plan, heads, (plain, slopes))
+    follow = partial(follow_gains, question, plan, heads, first=(plain, slopes))
     crossed = [plain.copy() for _ in weights]  # logits out of fold
     for out in range(4):
-        for step, (_, logits) in zip(crossed, follow(fold != out, weights), strict=True):
+        for step, (_, logits) in zip(crossed, follow(weights, fitted=fold != out), strict=True):
             step[fold == out] = logits[fold == out]
     number, before, upper, reached = _surest(rows, plain, crossed, plan)
-    *_, (values, _) = follow(np.ones(len(at), dtype=bool), weights[: number + 1])
+    *_, (values, _) = follow(weights[: number + 1])
     found = rows.figures([crossed[number]])
     figures = before, abs(float(found[plan.target_metric][0])), upper, reached, float(found["accuracy"][0])
     return ToldGains(values, tuple(_moved(values)), weights[number], plan.target_metric, *figures)
@@ -160,17 +160,21 @@ def _surest(
     return number, before, float(ends[number]), bool(within.any())
 
 
-def _followed(
+def follow_gains(
     question: "GapQuestion",
-    at: NDArray[np.intp],
     plan: LocatePlan,
     heads: Sequence[tuple[int, int]] | None,
-    first: tuple[Array, Array],  # logits and slopes of all rows with all gains 1
-    fitted: NDArray[np.bool_],  # those of the rows that the gains are learned from
     weights: Sequence[float],
+    first: tuple[Array, Array] | None = None,
+    fitted: NDArray[np.bool_] | None = None,
 ) -> Iterator[tuple[Array, Array]]:
-    """Gains [L, H] and logits of all rows as the weight of the gap grows."""
-    shape, (logits, lost) = question.shape, first
+    """Told gains [L, H] and logits [n, C] of the choosing half, as the weight of the gap grows.
+
+    They are learned from all n rows of it, or from those `fitted` [n]; `first` are logits and slopes with all gains 1.
+    """
+    shape, at = question.shape, np.flatnonzero(question.choosing)
+    logits, lost = first or _first_order(question, at, np.ones(shape))
+    fitted = np.ones(len(at), dtype=bool) if fitted is None else fitted
     rows, gains = question.rows.take(at[fitted]), np.ones(shape[0] * shape[1])
     target, contrast = np.eye(logits.shape[1])[rows.labels], _contrast(rows, plan.target_metric)
     chosen = [layer * shape[1] + head for layer, head in heads or ()]
@@ -217,8 +221,8 @@ class _Told(NamedTuple):
         """The best gains of some heads that are no more than a step away from where they stand."""
         moving, found = self._replace(parts=self.parts[:, chosen], gains=self.gains[chosen]), gains.copy()
         ends = (np.clip(moving.gains + far, *_RANGE) for far in (-_FAR, _FAR))
-        bounds = list(zip(*ends, strict=True))
-        found[chosen] = minimize(moving, gains[chosen], (weight,), "L-BFGS-B", jac=True, bounds=bounds).x
+        how: dict[str, Any] = {"method": "L-BFGS-B", "jac": True, "bounds": list(zip(*ends, strict=True))}
+        found[chosen] = minimize(partial(moving, weight=weight), gains[chosen], **how).x
         return found
 
 

@@ -330,7 +330,7 @@ def labelled_rows(source: Source, prompts: Prompts | None = None, held_out: bool
     return LabelledRows(items, evaluation, prompts, tuple(notes))
 
 
-def even_rows(rows: NDArray[np.intp], group: NDArray[np.intp], limit: int) -> NDArray[np.intp]:
+def even_rows(rows: NDArray[np.intp], group: NDArray[np.integer], limit: int) -> NDArray[np.intp]:
     """As many rows of each group, in the order given."""
     kept: list[NDArray[np.intp]] = []
     left = np.unique(group[rows])[::-1]
