@@ -130,11 +130,14 @@ def find_dose(
     plan: LocatePlan,  # with the metric, and the share of it that may be left
     *,
     kinds: Sequence[str] = ("mean", "project", "splince"),
-    gains: bool = True,
+    gains: bool | None = None,
     strengths: Sequence[float] = STRENGTHS,
     counts: Sequence[int] = COUNTS,
 ) -> Doses:
-    """Try every kind, number of the ranked heads and strength in true forward passes, and gains told the groups."""
+    """Try every kind, number of the ranked heads and strength in true forward passes.
+
+    Gains that are told the groups are tried, too, where passes are fast (on a GPU) or they are asked for.
+    """
     metric, target = plan.target_metric, 0.5 if plan.target is None else plan.target
     choosing, heads = np.flatnonzero(question.choosing), tuple(ranked)
     sizes = sorted({min(count, len(heads)) for count in counts})
@@ -148,7 +151,7 @@ def find_dose(
             for some, gap, accuracy in zip(sets, figures[metric][1:], figures["accuracy"][1:], strict=True)
             if np.isfinite(gap)
         ]
-    learned = question.told_gains(plan) if gains else None
+    learned = question.told_gains(plan) if (question.fast if gains is None else gains) else None
     if learned is not None and learned.heads:
         question = question.with_gains(learned.values)
         tried.append(Dose("gain", learned.heads, learned.gap, learned.accuracy))

@@ -460,6 +460,21 @@ def test_gains_are_learned_saved_and_compared_with_the_balanced_last_layer(clip,
     assert "fitting the last layer with clusters balanced" in page
 
 
+def test_gains_are_learned_for_a_target_with_the_groups(clip, faces, capsys, tmp_path) -> None:
+    edit = ["--kind", "gain", "--target", "0.5", "--target-metric", "DP", "--draws", "3", "--n-boot", "100"]
+    ablate = ["ablate", "--model", str(clip), *common(faces), "--json", "-"]
+    main([*ablate, *edit, "--save", str(tmp_path / "model")])
+    content = json.loads(capsys.readouterr().out)
+    assert sorted(content["selected"]) == np.argwhere(np.array(content["gains"]) != 1).tolist()
+    assert any("learned with the groups of the choosing half" in note for note in content["notes"])
+    assert content["doses"] is None, "the gains were learned for the target: no other dose is looked for"
+    assert (content["effects"][-1]["kind"], content["effects"][-1]["way"]) == ("gain", "forward")
+    assert "loaded again" in content["notes"][-1]
+    with pytest.raises(SystemExit):
+        main([*ablate, "--kind", "mean", "--heads", "L0H0", "--target", "0.5"])
+    assert "--target is for --kind gain" in " ".join(capsys.readouterr().err.split())
+
+
 def test_the_cheapest_edit_is_chosen_on_one_half_and_reported_on_the_other(clip, faces, capsys, tmp_path) -> None:
     plan = ["--target", "0.7", "--target-metric", "DP", "--n-boot", "100", "--draws", "3", "--out", str(tmp_path)]
     main(["locate", "--model", str(clip), *common(faces), *plan])

@@ -10,10 +10,12 @@ from scipy.special import expit
 
 from fairhead.locate.decompose import Decomposer
 from fairhead.locate.directions import classifier_task, concept_from_images
+from fairhead.locate.dose import find_dose
 from fairhead.locate.edits import HeadEdits
 from fairhead.locate.gains import _contrast, _Told, learn_gains, learn_told_gains
 from fairhead.locate.gap_question import GapQuestion
 from fairhead.locate.head_features import collect
+from fairhead.locate.head_maps import Head
 from fairhead.locate.locate_settings import LocatePlan
 from fairhead.locate.passes import RowPasses
 from fairhead.locate.rows import Evaluation, halves_of
@@ -116,3 +118,17 @@ def test_the_slope_of_the_told_objective_is_that_of_its_value(metric, given) -> 
     grid = np.linspace(0.5, 1.5, 2001)
     assert found == pytest.approx(grid[np.argmin([plainly(gain) for gain in grid])], abs=2e-3)
     assert 0.55 < found < 1
+
+
+def test_told_gains_are_one_more_dose() -> None:
+    question, plan = asked(), told_plan(draws=3)
+    found = find_dose(question, [Head(*PLANTED)], plan, kinds=("mean",), strengths=(0.5,), counts=(1,), gains=True)
+    of_gains = next(dose for dose in found.front if dose.kind == "gain")
+    learned = learn_told_gains(question, plan)
+    assert (of_gains.heads, of_gains.gap, of_gains.accuracy) == (learned.heads, learned.gap, learned.accuracy)
+    gained = question.with_gains(learned.values)
+    after = gained.forward(gained.reported, "gain")([learned.heads])
+    change = of_gains.change("EOd")
+    assert change is not None
+    assert change.b == pytest.approx(gained.rows.take(gained.reported).figures(after)["EOd"][0])
+    assert [dose.kind for dose in find_dose(question, [Head(*PLANTED)], plan, kinds=("mean",)).tried].count("gain") == 0
