@@ -212,7 +212,7 @@ def _inputs(data: Data, kind: str, recipe: Recipe, cache: Path | None, progress:
     """What makes rows ready for a model."""
     if is_ready(recipe.name):
         table = ReadyFeatures.read(recipe.name)
-        return lambda part: {FEATURES: torch.from_numpy(table.of(part.inputs, part.ids))}
+        return lambda part: {FEATURES: torch.from_numpy(table.of(part.inputs, part.ids, part.numbered))}
     if kind == "text":
         if recipe.place is None:
             raise InputError(f"{data.name} has texts, which {recipe.name} cannot read: give a backbone path:FOLDER")

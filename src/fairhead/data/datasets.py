@@ -42,6 +42,7 @@ class Examples:
     inputs: Inputs  # n images (decoded when asked for), texts or text pairs
     labels: NDArray[np.int64]  # integers into `classes`, shape [n]
     classes: tuple[str, ...]  # names of the classes; of two, the last one is the positive class
+    numbered: bool = False  # whether the ids are made up: row numbers, from 1
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -51,7 +52,7 @@ class Examples:
         chosen = np.asarray(rows, dtype=np.intp)
         inputs = self.inputs
         taken = inputs.take(chosen) if isinstance(inputs, Images) else tuple(inputs[i] for i in chosen)
-        return Examples(self.ids[chosen], taken, self.labels[chosen], self.classes)
+        return Examples(self.ids[chosen], taken, self.labels[chosen], self.classes, self.numbered)
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,8 @@ class Dataset:
     ) -> "Dataset":
         """The data set that a reader has read, called what its provenance says under "data"."""
         names, label = np.asarray(ids, dtype=np.str_), positive_last(label)
-        examples = Examples(names, inputs, label.codes.astype(np.int64), label.levels)
+        numbered = provenance.get("id", "") is None  # a table without ids
+        examples = Examples(names, inputs, label.codes.astype(np.int64), label.levels, numbered)
         parts, attributes = np.asarray(split, dtype=np.str_), Attributes(names, groups, cluster)
         return cls(str(provenance["data"]), examples, parts, attributes, skipped, provenance)
 

@@ -254,10 +254,18 @@ class ReadyFeatures:
             raise InputError(f"{where}: there is no such file of features (.npz with the arrays features and names)")
         return cls(where, *_read(files, stamp_of(files)))
 
-    def of(self, inputs: Any, ids: NDArray[np.str_]) -> NDArray[np.float32]:
-        """The vectors of rows with these inputs and ids, [m, D]: pictures by their paths, texts by their ids."""
+    def of(self, inputs: Any, ids: NDArray[np.str_], numbered: bool = False) -> NDArray[np.float32]:
+        """The vectors of rows with these inputs and ids, [m, D]: pictures by their paths, texts by their ids.
+
+        Ids may be made up: the `numbered` rows, from 1.
+        """
         rows = inputs.positions(self.position) if isinstance(inputs, Images) else [-1]
         if min(rows, default=-1) < 0:
+            if numbered and "0" in self.position:  # joined by name, each row would get the features of the next
+                raise InputError(
+                    f"{self.where}: names are numbers from 0 on; the rows have no ids and are numbered from 1: name "
+                    "the features from 1 on, or give the rows a column of ids"
+                )
             rows = [self.position.get(name, -1) for name in ids.tolist()]
         lost = sum(row < 0 for row in rows)
         if lost:

@@ -53,7 +53,7 @@ def features_of(
     """The features of all rows of a data set, [n, D]: computed once, then mapped from disk."""
     tell = progress or (lambda stage, done, total: None)
     if is_ready(encoder):
-        found = torch.from_numpy(ReadyFeatures.read(encoder).of(data.all.inputs, data.all.ids))
+        found = torch.from_numpy(ReadyFeatures.read(encoder).of(data.all.inputs, data.all.ids, data.all.numbered))
     else:
         found = _encoded(encoder, data, max_length, device, cache, tell)
     lost = torch.nonzero(~found.isfinite().all(1)).flatten()

@@ -17,6 +17,7 @@ from fairhead.bench.grid import Backbone, Data, Grid, Method
 from fairhead.bench.runner import run_grid
 from fairhead.bench.tasks import read_task
 from fairhead.data import dataset, hold, read_labelled
+from fairhead.data.images import ReadyFeatures
 from fairhead.errors import InputError
 from fairhead.locate.locate_settings import Source
 from fairhead.locate.rows import labelled_rows
@@ -77,6 +78,21 @@ def noise(folder, n=1500, width=40, **columns):
 
 
 HEAD = {"label": "y", "groups": ["g"], "train": "head"}
+
+
+def test_rows_without_ids_are_not_joined_to_features_that_are_numbered_from_0(tmp_path):
+    """They are numbered from 1: once each row got the features of the next, where the file had one to spare."""
+    n = 40
+    features, data = noise(tmp_path, n=n, width=4)
+    vectors = np.arange(4.0 * (n + 1), dtype="f4").reshape(n + 1, 4)
+    np.savez(tmp_path / "f.npz", features=vectors, names=np.arange(n + 1).astype(str))
+    rows = read_labelled(data, label="y").all.take(range(5))
+    with pytest.raises(fairhead.FairheadError, match="no ids and are numbered from 1"):
+        ReadyFeatures.read(features).of(rows.inputs, rows.ids, rows.numbered)
+    noise(tmp_path, n=n, width=4, id=np.arange(n))  # ids of their own are joined by name, whatever they look like
+    np.savez(tmp_path / "f.npz", features=vectors, names=np.arange(n + 1).astype(str))
+    rows = read_labelled(data, label="y").all
+    assert np.array_equal(ReadyFeatures.read(features).of(rows.inputs, rows.ids, rows.numbered), vectors[:n])
 
 
 def test_discover_leaves_out_the_rows_that_the_model_was_trained_on(tmp_path, caplog):
