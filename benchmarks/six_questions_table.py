@@ -107,7 +107,7 @@ def print_tables(folder: Path, questions: Sequence[str]) -> None:
                 print(_line(result["question"], "none", "", none, "", "", "", "", "fails: not halved"))
         for metric, told in result.get("told", {}).items():
             if not told["reached"]:
-                none = f"{SHORT[metric]}: no setting is surely enough out of fold"
+                none = f"{SHORT[metric]}: no step is surely enough out of fold"
                 print(_line(result["question"], "gains, told", "", none, "", "", "", "", "fails: not halved"))
         for one in edits(result):
             gap, cost = one.gap, _change(one.accuracy, 100, 1)
@@ -118,29 +118,32 @@ def print_tables(folder: Path, questions: Sequence[str]) -> None:
             print(
                 _line(result["question"], one.name, one.heads, moved, cost, bar, beaten, differ, one.verdict(allowed))
             )
-    print("\nGains that are told the groups, where they were chosen and where they are reported:\n")
-    print(
-        "| question | gap | out of fold, bound | in a pass | reported | accuracy: before, out of fold, in a pass |",
-        end="",
-    )
-    print(" learned controls beaten |\n|---|---|---|---|---|---|---|")
-    for result in results:
-        for metric, told in result.get("told", {}).items():
-            if told["heads"]:
-                there, change = told["choosing"], told["changes"][metric]
-                gaps = f"{told['before']:.3f} → {told['gap']:.3f}, {told['upper']:.3f}", f"{there[metric][1]:.3f}"
-                ours = f"{change['a']:.3f} → {change['b']:.3f}"
-                accuracy = ", ".join(
-                    f"{100 * x:.1f}" for x in (there["accuracy"][0], told["accuracy"], there["accuracy"][1])
-                )
-                others = [one[metric][1] - one[metric][0] for one in told["random"]]
-                beaten = f"{sum(other > change['value'] for other in others)} of {len(others)}"
-                print(_line(result["question"], SHORT[metric], *gaps, ours, accuracy, beaten))
-    print("\nWith a target of half the gap where edits are chosen:\n")
-    for result in results:
-        for metric in METRICS:
-            if f"{metric} 0.5" in result.get("doses", {}):
-                print(f"- {result['question']}: {result['doses'][f'{metric} 0.5']['sentence']}")
+    learned = [
+        (result["question"], metric, told)
+        for result in results
+        for metric, told in result.get("told", {}).items()
+        if told["heads"]
+    ]
+    if learned:
+        print("\n| question | gap | choosing half: out of fold (end) | all of it, in a pass | reported |", end="")
+        print(" accuracy there: before, out of fold, in a pass | weight | learned controls beaten |")
+        print("|---|---|---|---|---|---|---|---|")
+    for question, metric, told in learned:
+        there, change = told["choosing"], told["changes"][metric]
+        gaps = f"{told['before']:.3f} → {told['gap']:.3f} ({told['upper']:.3f})", f"{there[metric][1]:.3f}"
+        rates = there["accuracy"][0], told["accuracy"], there["accuracy"][1]
+        others = [one[metric][1] - one[metric][0] for one in told["random"]]
+        beaten = f"{sum(other > change['value'] for other in others)} of {len(others)}" if others else "not run"
+        cells = *gaps, f"{change['a']:.3f} → {change['b']:.3f}", ", ".join(f"{100 * rate:.1f}" for rate in rates)
+        print(_line(question, SHORT[metric], *cells, f"{told['weight']:g}", beaten))
+    halved = [
+        f"- {result['question']}: {result['doses'][f'{metric} 0.5']['sentence']}"
+        for result in results
+        for metric in METRICS
+        if f"{metric} 0.5" in result.get("doses", {})
+    ]
+    if halved:
+        print("\nWith a target of half the gap where edits are chosen:\n", *halved, sep="\n")
     if (folder / "timing.json").exists():
         time = json.loads((folder / "timing.json").read_text())
         print(
