@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fairhead.data import Images
-from fairhead.errors import InputError
+from fairhead.errors import InputError, UnsupportedModel
 from fairhead.models.attached import positions_of
 from fairhead.models.load import Kind, Model, open_model
 from fairhead.models.places import PROCESSOR, Place, read_json
@@ -182,7 +182,14 @@ class ImageInputs(RowInputs):
         images: Images = self.items if rows is None else self.items.take(rows)
 
         def prepare(part: range) -> Tensor:
-            pixels: Tensor = self.loaded.processor([images[i] for i in part], return_tensors="pt")["pixel_values"]
+            ready = self.loaded.processor([images[i] for i in part], return_tensors="pt")
+            more = ", ".join(sorted({*ready} - {"pixel_values"}))
+            if more:  # as of SigLIP 2, whose patches differ in number from picture to picture
+                raise UnsupportedModel(
+                    f"{type(self.model).__name__} reads {more} beside its pixels: models of pictures that all have one "
+                    "size are known"
+                )
+            pixels: Tensor = ready["pixel_values"]
             return pixels
 
         workers = min(os.cpu_count() or 1, _MOST_WORKERS)

@@ -388,6 +388,15 @@ def test_models_whose_terms_cannot_be_followed_are_named(build, message, faces, 
     assert message in refused(capsys, ["locate", "--model", str(tmp_path), *common(faces)])
 
 
+def test_pictures_of_several_sizes_are_refused(faces, capsys, tmp_path) -> None:
+    """SigLIP 2 has as many patches as a picture needs; once this was a traceback from within transformers."""
+    small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    hf.Siglip2VisionModel(hf.Siglip2VisionConfig(**small, num_patches=16, patch_size=4)).save_pretrained(tmp_path)
+    hf.Siglip2ImageProcessorPil(patch_size=4, max_num_patches=16).save_pretrained(tmp_path)
+    message = refused(capsys, ["locate", "--model", str(tmp_path), *common(faces)])
+    assert "Siglip2VisionModel reads pixel_attention_mask, spatial_shapes beside its pixels" in message
+
+
 def test_weights_that_are_cut_off(clip, faces, capsys, tmp_path) -> None:
     shutil.copytree(clip, tmp_path / "m")
     (tmp_path / "m/model.safetensors").write_bytes(b"cut")
