@@ -29,7 +29,7 @@ from fairhead.locate.directions import Task, concept_from_images
 from fairhead.locate.edits import HeadEdits
 from fairhead.locate.gap_question import GapQuestion, direct_effect
 from fairhead.locate.head_features import Features, HeadMoments, Spanned, span_of_moments
-from fairhead.locate.head_maps import coupling, score_heads, separation, top_heads
+from fairhead.locate.head_maps import check_cells, coupling, score_heads, separation, top_heads
 from fairhead.locate.locate_settings import LocatePlan, Source
 from fairhead.locate.rows import Evaluation
 from fairhead.locate.session import open_question
@@ -160,7 +160,7 @@ def scores_and_controls(rows: int) -> None:
     coupling(parts[..., 1], parts[..., 0], labels)
     scored = time.perf_counter()
     chosen = top_heads(np.abs(apart.d.value), np.zeros((LAYERS, HEADS)), 4, per_layer=3)  # four, whatever their p
-    effect = direct_effect(features, task, HeadEdits.learn(features, groups, labels))
+    effect = direct_effect(features, task, HeadEdits.learn(features, check_cells(groups, labels)))
     controls = layer_matched(chosen, HEADS, draws=200)
     evaluation.figures(effect([(), chosen, *controls.sets]))
     done = time.perf_counter()

@@ -35,7 +35,7 @@ from fairhead.locate.edits import HeadEdits
 from fairhead.locate.engine import effects
 from fairhead.locate.gains import WEIGHTS, follow_gains, learn_gains, learn_told_gains
 from fairhead.locate.gap_question import GapQuestion
-from fairhead.locate.head_maps import Head, top_heads
+from fairhead.locate.head_maps import Head, check_cells, top_heads
 from fairhead.locate.locate_settings import LocatePlan, Source
 from fairhead.locate.passes import RowPasses, matmul_precision
 from fairhead.locate.rows import Evaluation, even_rows, halves_of, labelled_rows, shared_labels
@@ -125,7 +125,8 @@ def ask(session: Session, batches: Batches, drawn: NDArray[np.intp] | None = Non
     how: dict[str, Any] = {"name": rows.group_by, "poles": rows.poles, "method": "leace"}
     concept = concept_from_images(features.output[choosing], chosen.groups, labels, **how)
     seen = batches(rest[choosing])
-    everywhere = HeadEdits.learn_everywhere(session.decomposer, seen, chosen.groups, labels, rows.poles)
+    cells = check_cells(chosen.groups, labels, rows.poles)
+    everywhere = HeadEdits.learn_everywhere(session.decomposer, seen, cells)
     passes = RowPasses(session.decomposer, lambda some: batches(rest[some]), task, everywhere, tf32=True)
     return Question(features, rows, task, concept, choosing=choosing, passes=passes), balanced
 

@@ -20,7 +20,7 @@ from fairhead.language.packing import TokenSequence
 from fairhead.language.row_layout import quiet
 from fairhead.language.scorer import Scorer
 from fairhead.locate.head_features import Array, Features, HeadMoments
-from fairhead.locate.head_maps import check_cells
+from fairhead.locate.head_maps import Cells
 from fairhead.locate.streams import stream_of
 
 if TYPE_CHECKING:
@@ -65,17 +65,15 @@ class HeadEdits:
         return replace(self, matrices={**self.matrices, "gain": scaled})
 
     @classmethod
-    def learn(cls, features: Features, *rows: Any) -> "HeadEdits":
-        """From the token that the features were read at; `rows` are groups and labels, as `check_cells` takes them."""
-        cells = check_cells(*rows)
+    def learn(cls, features: Features, cells: Cells) -> "HeadEdits":
+        """From the token that the features were read at."""
         return cls.of_moments(features.moments(cells.cell, len(cells.counts), own=True), len(features))
 
     @classmethod
     def learn_everywhere(
-        cls, decomposer: "Decomposer", batches: Iterable[Mapping[str, Tensor]], *rows: Any
+        cls, decomposer: "Decomposer", batches: Iterable[Mapping[str, Tensor]], cells: Cells
     ) -> "HeadEdits":
         """From all tokens, for edits that act on all of them: another pass over the images."""
-        cells = check_cells(*rows)
         taps = tap(decomposer.stream.base)
         sums: dict[int, list[Tensor]] = {}  # by layer: rows [cells], first [cells, H, d] and second [cells, H, d, d]
         now: list[tuple[NDArray[np.intp], Tensor | None]] = []

@@ -17,7 +17,7 @@ from fairhead.locate.engine import Question, Scores
 from fairhead.locate.gains import ToldGains, learn_told_gains
 from fairhead.locate.gap_words import GapLocated
 from fairhead.locate.head_features import Array, Features, HeadMoments, HeadTexts, Pool, Pooled, text_spans
-from fairhead.locate.head_maps import Head, HeadMap, Measure, Separation, check_cells, coupling, separation
+from fairhead.locate.head_maps import Head, HeadMap, Measure, Separation, coupling, separation
 from fairhead.locate.locate_settings import LocatePlan, Rank
 from fairhead.locate.located import Extremes
 from fairhead.locate.passes import RowPasses
@@ -89,7 +89,7 @@ class GapQuestion(Question):
         whole = part.score(self.total[learning, None, None], self.total[learning]).total
         self.rows: Evaluation = replace(evaluation, positive=number, sign=-1.0 if whole < 0 else 1.0)
         self.along = features.parts(concept.vector[None])[..., 0]  # the concept, [n, L, H]
-        self.edits = HeadEdits.learn(features.take(learning), part.groups, part.labels, part.poles, part.classes)
+        self.edits = HeadEdits.learn(features.take(learning), part.cells)
         if self.edits.shrinkage > 0.2:
             notes.append(
                 f"{self.edits.n} {evaluation.noun} are few for heads of {self.edits.means.shape[-1]} dimensions: the "
@@ -248,8 +248,7 @@ class GapQuestion(Question):
                 part = np.asarray(sum(np.asarray(term, dtype=np.float64) for term in terms))
             learning = self.choosing & self.comparable
             seen = self.rows.take(learning)
-            cells = check_cells(seen.groups, seen.labels, seen.poles, seen.classes)
-            moments = HeadMoments.of(part[learning, None, None], cells.cell, len(cells.counts))
+            moments = HeadMoments.of(part[learning, None, None], seen.cells.cell, len(seen.cells.counts))
             told = part[self.reported]
             edited = HeadEdits.of_moments(moments, len(seen)).outputs(kind, told[:, None], 0, np.arange(len(told)))
             after = self.task.logits(output[self.reported] + edited[:, 0] - told)

@@ -13,7 +13,7 @@ from fairhead.data import Dataset, Images, parse_spec
 from fairhead.errors import InputError
 from fairhead.locate.directions import evidence_of
 from fairhead.locate.head_features import Array
-from fairhead.locate.head_maps import HeadMap, score_heads
+from fairhead.locate.head_maps import Cells, HeadMap, check_cells, score_heads
 from fairhead.locate.locate_settings import LocatePlan, Source
 from fairhead.locate.prompts import Pole, Prompts, known_prompts
 from fairhead.locate.studies import Changes, Mask
@@ -66,6 +66,11 @@ class Evaluation:
     def of_poles(self) -> Mask:
         """Rows of either pole, [n] bool."""
         return np.asarray(self.groups >= 0)
+
+    @property
+    def cells(self) -> Cells:
+        """The rows by label and group, where all are of either pole and each class has some of both."""
+        return check_cells(self.groups, self.labels, self.poles, self.classes)
 
     def between(self, first: int, second: int) -> "Evaluation":
         """The same rows with other poles, by their places in `names`."""

@@ -316,9 +316,8 @@ class Session:
     def edits_everywhere(self, choosing: Mask) -> HeadEdits:
         """What is put in a head's place at every token, learned on the choosing half: a pass over its rows."""
         rows = np.flatnonzero(choosing & comparable_rows(self.evaluation, choosing)[0])
-        part = self.evaluation.take(rows)
-        cells = part.groups, part.labels, part.poles, part.classes
-        return HeadEdits.learn_everywhere(self.decomposer, self.inputs.batches(rows), *cells)
+        cells = self.evaluation.take(rows).cells
+        return HeadEdits.learn_everywhere(self.decomposer, self.inputs.batches(rows), cells)
 
 
 def open_session(

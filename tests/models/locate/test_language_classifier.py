@@ -164,7 +164,7 @@ def test_passes_read_texts_by_length_and_give_them_in_their_own_order(planted, p
     lengths = [len(inputs.items[row]) for row in rows]
     assert len(set(lengths)) > 1
     assert np.diff(np.array(lengths)[inputs.order(rows)]).min() >= 0
-    edits = HeadEdits.learn(session.features, session.evaluation.groups, session.evaluation.labels)
+    edits = HeadEdits.learn(session.features, session.evaluation.cells)
     passes = RowPasses(session.decomposer, inputs.batches, task, order=inputs.order)
     (plain,) = passes(rows, edits, "mean")([()])
     np.testing.assert_allclose(plain, task.logits(session.features.output[rows]), atol=1e-4)

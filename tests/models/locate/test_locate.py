@@ -15,7 +15,7 @@ from fairhead.locate.decompose import Decomposer
 from fairhead.locate.directions import classifier_task
 from fairhead.locate.edits import HeadEdits
 from fairhead.locate.head_features import collect
-from fairhead.locate.head_maps import Head, score_heads, separation, top_heads
+from fairhead.locate.head_maps import Head, check_cells, score_heads, separation, top_heads
 from fairhead.locate.studies import Ablation, layer_matched
 from fairhead.stats import Difference
 
@@ -77,7 +77,7 @@ def test_means_weigh_every_cell_the_same():
     model = vit()
     pixels, _, _ = pictures(12)
     groups, labels = np.array([0] * 7 + [1] * 5), np.array([0] * 5 + [1] * 2 + [0] * 2 + [1] * 3)
-    found = HeadEdits.learn(features_of(model, pixels, size=4), groups, labels)
+    found = HeadEdits.learn(features_of(model, pixels, size=4), check_cells(groups, labels))
     with fairhead.tap(model) as heads:
         reading = heads.read("output", tokens=0)
         model(pixels)
@@ -94,7 +94,7 @@ def test_the_planted_head_is_found_first_and_its_ablation_closes_the_gap():
     scores = score_heads(task.parts(features, 1), task.total(features.output, 1), bright, labels)
     assert selected(scores, 1) == (PLANTED,)
     assert scores.share[PLANTED] > 0.8
-    edits = HeadEdits.learn(features, bright, labels)
+    edits = HeadEdits.learn(features, check_cells(bright, labels))
     fresh, bright, labels = pictures(seed=1)
     before = evidence_gap(model, fresh, bright, labels)
 
