@@ -12,7 +12,7 @@ anew where the gains stand. There are two objectives:
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -198,7 +198,8 @@ def _contrast(rows: Evaluation, metric: str) -> Array:
     return np.concatenate(lines) / np.sqrt(len(lines))
 
 
-class _Told(NamedTuple):
+@dataclass(frozen=True)
+class _Told:
     """The objective of told gains near where they stand, where logits are linear in them."""
 
     logits: Array  # there, [n, C]
@@ -219,7 +220,7 @@ class _Told(NamedTuple):
 
     def descend(self, gains: Array, chosen: list[int], weight: float) -> Array:
         """The best gains of some heads that are no more than a step away from where they stand."""
-        moving, found = self._replace(parts=self.parts[:, chosen], gains=self.gains[chosen]), gains.copy()
+        moving, found = replace(self, parts=self.parts[:, chosen], gains=self.gains[chosen]), gains.copy()
         ends = (np.clip(moving.gains + far, *_RANGE) for far in (-_FAR, _FAR))
         how: dict[str, Any] = {"method": "L-BFGS-B", "jac": True, "bounds": list(zip(*ends, strict=True))}
         found[chosen] = minimize(partial(moving, weight=weight), gains[chosen], **how).x
