@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fairhead.data.images import Images
+from fairhead.models.attached import positions_of
 from fairhead.models.inputs import quiet
 from fairhead.models.load import raw_bytes, weights_digest
 from fairhead.store import locked, made_folder, settled, whole_folder, write_json
@@ -153,7 +154,7 @@ def frozen_features(
     shown = np.round(embedded.double().cpu().numpy(), 3)
     key = key_of("features", precision, _settings(model), shown, *_contents(frozen), *_contents(examples.inputs))
     about = {"model": type(model).__name__, "layers": len(encoder.layers), "precision": precision}
-    features = _kept(key, of, of(first), len(examples), batch_size, about, folder, progress)
+    features = _kept(key, of, of(first), torch.arange(len(examples)), batch_size, about, folder, progress)
     inputs = {"pixel_values" if "pixel_values" in examples.inputs else "inputs_embeds": features}
     if "attention_mask" in examples.inputs:
         inputs["attention_mask"] = examples.inputs["attention_mask"]
@@ -209,37 +210,54 @@ def kept_features(
     folder: Path | str | None = None,
     progress: Progress | None = None,
 ) -> Tensor:
-    """What `features` gives for the rows, [n, D] on the CPU; kept under `what`, the model's weights and the inputs."""
+    """What `features` gives for the rows, [n, D] on the CPU; kept under `what`, the model's weights and the inputs.
+
+    Texts of like length go together, without the padding that none of them needs.
+    """
+    mask = examples.inputs.get("attention_mask")
+    order = torch.arange(len(examples)) if mask is None else mask.sum(1).argsort(stable=True).cpu()
+    fixed = mask is None or positions_of(model) is not None
 
     def of(rows: Tensor) -> Tensor:
+        part = examples.take(rows)
         with quiet(model):
-            return features(examples.take(rows)).float().cpu()
+            return features(part if fixed else _unpadded(part)).float().cpu()
 
     # The first row as well, to a few digits: what hooks make of the inputs, such as normalised pictures, is in it.
     first = of(torch.arange(1))
     shown = np.round(first.double().numpy(), 2)
     key = key_of(what, weights_digest(model), _settings(model), shown, *_contents(examples.inputs))
     about = {"model": type(model).__name__, "what": what}
-    return _kept(key, of, first, len(examples), 128, about, folder, progress)
+    return _kept(key, of, first, order, 128, about, folder, progress)
+
+
+def _unpadded(part: Examples) -> Examples:
+    """The same texts up to the end of the longest."""
+    mask = part.inputs["attention_mask"]
+    end = int(mask.sum(0).nonzero().max()) + 1
+    inputs = {name: given[:, :end] if given.shape == mask.shape else given for name, given in part.inputs.items()}
+    return Examples(inputs, part.labels)
 
 
 def _kept(
     key: str,
     of: Callable[[Tensor], Tensor],  # gives the features of some rows
     first: Tensor,  # those of the first, [1, ...]
-    n: int,
+    order: Tensor,  # in which the n rows are best read
     batch_size: int,
     about: dict[str, Any],
     folder: Path | str | None,
     progress: Progress | None,
 ) -> Tensor:
     """The features of n rows in 32 bits, [n, ...]: computed once, then mapped from disk."""
+    n = len(order)
 
     def fill(array: Any) -> None:
-        for rows in torch.arange(n).split(batch_size):
-            array[rows[0] : rows[-1] + 1] = of(rows).float().cpu().numpy()
+        for start in range(0, n, batch_size):
+            rows = order[start : start + batch_size]
+            array[rows.numpy()] = of(rows).float().cpu().numpy()
             if progress is not None:
-                progress(int(rows[-1]) + 1, n)
+                progress(start + len(rows), n)
 
     shape, about = (n, *first.shape[1:]), {**about, "rows": n}
     return torch.from_numpy(cached_array(cache_folder(folder), key, shape, "float32", fill, about))

@@ -17,7 +17,7 @@ from fairhead.heads import find_sites
 from fairhead.mitigate import DAM, attach
 from fairhead.models.inputs import Pictures, normalising
 from fairhead.train import Examples, TrainingPlan, fit, predict
-from fairhead.train.features import cached_array, frozen_features, key_of
+from fairhead.train.features import cached_array, encode, frozen_features, key_of, pooled
 from fairhead.train.last_encoder import all_tokens, last_encoder, put_back
 
 WIDTH = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 4}
@@ -165,6 +165,18 @@ def test_dam_on_the_first_token_alone_is_dam_on_all_of_them(name, method, tmp_pa
     torch.testing.assert_close(
         rest.eval()(**features.inputs).logits, whole.eval()(**features.inputs).logits, atol=1e-5, rtol=1e-4
     )
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta", "modernbert", "distilbert"])
+def test_texts_are_encoded_with_little_padding_and_to_the_same_features(name, tmp_path, monkeypatch):
+    model, data = text_model(name).base_model.eval(), texts(300)
+    with torch.no_grad():
+        padded = pooled(model(**data.inputs), data.inputs["attention_mask"])
+    seen, forward = [], model.forward
+    monkeypatch.setattr(model, "forward", lambda **inputs: seen.append(inputs["input_ids"].shape) or forward(**inputs))
+    found = encode(model, data, tmp_path)
+    torch.testing.assert_close(found, padded, atol=1e-5, rtol=1e-4)
+    assert seen == [(1, 5), (128, 5), (128, 7), (44, 7)]
 
 
 def test_cached_features_equal_recomputed_ones(tmp_path):
