@@ -216,7 +216,13 @@ def _inputs(data: Data, kind: str, recipe: Recipe, cache: Path | None, progress:
     if kind == "text":
         if recipe.place is None:
             raise InputError(f"{data.name} has texts, which {recipe.name} cannot read: give a backbone path:FOLDER")
-        tokenizer, length = tokenizer_of(recipe.place), text_length(config_of(recipe.place), data.max_length)
+        config = config_of(recipe.place)
+        if not hasattr(config.get_text_config(), "vocab_size"):
+            raise InputError(
+                f"{recipe.name} is a {config.model_type} model, which reads no texts, and the data are texts: give an "
+                "encoder of texts (BERT, MiniLM, RoBERTa)"
+            )
+        tokenizer, length = tokenizer_of(recipe.place), text_length(config, data.max_length)
         return lambda part: tokens_of(tokenizer, part.inputs, length)
     size = recipe.pictures().size
     if data.limit is not None:  # a few pictures: quicker decoded than looked up

@@ -300,6 +300,9 @@ def _cluster_texts(notes: Mapping[str, Any]) -> list[str]:
             "The clusters are nearly the classes, so balancing had little to compare within them: name another "
             "encoder, such as a pretrained one (--option encoder=...)."
         ]
+    if alone := [str(n) for n, rates in enumerate(clusters["label_rates"], start=1) if max(rates) == 1]:
+        which = f"Clusters {' and '.join(alone)} have" if len(alone) > 1 else f"Cluster {alone[0]} has"
+        return [f"{which} one class alone: weights cannot make it independent of the label."]
     if stability is not None and stability < _LITTLE:
         return [f"The clusters are not very stable ({agreement}): other rows would give other clusters."]
     return []

@@ -277,3 +277,10 @@ def test_an_encoder_whose_settings_name_no_padding_token_is_a_backbone(tmp_path)
     FunnelModel(FunnelConfig(**shape)).save_pretrained(tmp_path)
     model = Recipe(f"path:{tmp_path}", ("no", "yes")).build("text", seed=0)
     assert model(input_ids=torch.ones(2, 4, dtype=torch.long)).logits.shape == (2, 2)
+
+
+def test_an_encoder_of_pictures_is_refused_for_texts(clip, tmp_path):
+    (tmp_path / "posts.csv").write_text("text,label\n" + "".join(f"post {i},{'ab'[i % 2]}\n" for i in range(40)))
+    data = Data("own", f"texts:{tmp_path / 'posts.csv'}", {"label": "label"})
+    with pytest.raises(InputError, match="is a clip_vision_model model, which reads no texts, and the data are texts"):
+        read_task(data, lambda classes: Recipe(f"path:{clip}", classes), 0, tmp_path)

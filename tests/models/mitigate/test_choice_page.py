@@ -22,6 +22,11 @@ def test_clusters_that_are_the_classes_are_said_to_be_of_no_use(rates, warned):
     assert ("nearly the classes" in said) == warned
 
 
+def test_a_cluster_of_one_class_is_named():
+    said = " ".join(sentence.text for sentence in choice_verdict(notes([[0.5, 0.5], [0.0, 1.0]])))
+    assert said == "Cluster 2 has one class alone: weights cannot make it independent of the label."
+
+
 CLUSTERS = {"count": 2, "rows": [60, 40], "label_rates": [[0.7, 0.3], [0.2, 0.8]], "in_groups": 0.0}
 
 
