@@ -2,9 +2,9 @@
 
 The data are scikit-learn's handwritten digits, with a background shade that follows the label in training. The task is
 odd or even. In 90 % of the training pictures the background is light where the digit is odd and dark where it is even,
-so the shade is a shortcut. In the test set every digit appears once in each shade: the shade says nothing about the
-label there, and the two versions of a digit differ in nothing else. The verdict is words that follow from the intervals
-alone.
+so the shade is a shortcut. Validation digits have either shade, as where the model is used. In the test set every digit
+appears once in each shade: the shade says nothing about the label there, and the two versions of a digit differ in
+nothing else. The verdict is words that follow from the intervals alone.
 """
 
 import hashlib
@@ -43,14 +43,16 @@ SHADES = ("dark", "light")
 # Called with the name of a stage, how much of it is done, how much there is, and a word about it.
 Tell = Callable[[str, int, int, str], None]
 _WHAT_WAS_DONE = (
-    "There are {train} training and {val} validation pictures, whose background follows the label in 90 % of cases, "
-    "and {test} test pictures: every test digit once on a dark and once on a light background, so that the background "
-    "says nothing about the label.\n\n"
+    "There are {train} training pictures, whose background follows the label in 90 % of cases; {val} validation "
+    "pictures, as they would come from where the model is used: each digit on either background; and {test} test "
+    "pictures: every test digit once on a dark and once on a light background. In both, the background says nothing "
+    "about the label.\n\n"
     "The encoder is the same network after a short plain training: what is easiest, the background, is learnt first. "
     "Its features are clustered; neither labels nor backgrounds have a part in that. `auto` weights the training "
-    "pictures so that clusters and labels are independent, and keeps what spreads least between clusters on validation "
-    "pictures. All models start from the same weights and train for the same number of epochs; none sees the "
-    "background as a column, in training or in a choice. The background is used to audit the test pictures, and to "
+    "pictures so that clusters and labels are independent (balance), so that they are like the validation pictures "
+    "(match), or both, and keeps what spreads least between clusters on validation pictures. All models start from the "
+    "same weights and train for the same number of epochs; none sees the background as a column, in training or in a "
+    "choice. The background is used to audit the test pictures, and to "
     "locate the heads."
 )
 # An interval that begins below this shows a gap, but does not show that it is a large one.
@@ -60,7 +62,7 @@ _SMALL_GAP = 0.02
 def shaded_digits(seed: int = 0, bias: float = 0.9, parts: Sequence[str] = ("train", "val", "test")) -> Dataset:
     """Half of the 1797 digits to train on, 15 % to choose by, 35 % to test, as a data set with the group "shade".
 
-    The shade follows the label in a share `bias` of the training and validation pictures.
+    The shade follows the label in a share `bias` of the training pictures, and in half of the validation pictures.
 
     Example:
         >>> from fairhead.demo import shaded_digits
@@ -74,8 +76,8 @@ def shaded_digits(seed: int = 0, bias: float = 0.9, parts: Sequence[str] = ("tra
     rng = np.random.default_rng(seed)
     train, validation, test = np.split(rng.permutation(n), [n // 2, n // 2 + round(0.15 * n)])
     rows = []  # digit, shade, part
-    for part, digits in (("train", train), ("val", validation)):
-        against = rng.permutation(len(digits)) < round((1 - bias) * len(digits))
+    for part, digits, share in (("train", train, bias), ("val", validation, 0.5)):
+        against = rng.permutation(len(digits)) < round((1 - share) * len(digits))
         rows += [(digit, shade, part) for digit, shade in zip(digits, odd[digits] ^ against, strict=True)]
     rows += [(digit, shade, "test") for digit in test for shade in (0, 1)]
     rows = [row for row in rows if row[2] in parts]

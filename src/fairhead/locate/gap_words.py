@@ -300,5 +300,6 @@ def beats(gap: Difference, accuracy: Difference) -> tuple[bool, str]:
         higher = (accuracy.value or 0) > 0
         (better if higher else worse).append("higher accuracy" if higher else "lower accuracy")
     if not better and not worse:
-        return False, "not beaten, no significant difference"
-    return bool(better and not worse), f"{'not ' if worse else ''}beaten, with {' and '.join(better + worse)}"
+        return False, "no significant difference"
+    found = " but ".join(" and ".join(some) for some in (better, worse) if some)
+    return bool(better and not worse), f"the edit of heads has {found}"

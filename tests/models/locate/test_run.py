@@ -216,12 +216,12 @@ def test_heads_are_held_against_erasure_of_their_sum_and_of_the_whole_output(fou
 @pytest.mark.parametrize(
     ("gap", "accuracy", "beaten", "words"),
     [
-        ((0.2, 0.1, 0.001), (0.8, 0.8, 0.9), True, "beaten, with a smaller gap"),
-        ((0.2, 0.19, 0.5), (0.8, 0.84, 0.01), True, "beaten, with higher accuracy"),
-        ((0.2, 0.1, 0.001), (0.8, 0.76, 0.01), False, "not beaten, with a smaller gap and lower accuracy"),
-        ((0.1, 0.2, 0.001), (0.8, 0.84, 0.01), False, "not beaten, with higher accuracy and a larger gap"),
-        ((0.1, 0.2, 0.001), (0.8, 0.8, 0.9), False, "not beaten, with a larger gap"),
-        ((0.2, 0.1, 0.3), (0.8, 0.84, 0.3), False, "not beaten, no significant difference"),
+        ((0.2, 0.1, 0.001), (0.8, 0.8, 0.9), True, "the edit of heads has a smaller gap"),
+        ((0.2, 0.19, 0.5), (0.8, 0.84, 0.01), True, "the edit of heads has higher accuracy"),
+        ((0.2, 0.1, 0.001), (0.8, 0.76, 0.01), False, "the edit of heads has a smaller gap but lower accuracy"),
+        ((0.1, 0.2, 0.001), (0.8, 0.84, 0.01), False, "the edit of heads has higher accuracy but a larger gap"),
+        ((0.1, 0.2, 0.001), (0.8, 0.8, 0.9), False, "the edit of heads has a larger gap"),
+        ((0.2, 0.1, 0.3), (0.8, 0.84, 0.3), False, "no significant difference"),
     ],
 )
 def test_a_baseline_is_beaten_by_what_is_better_and_nowhere_worse(gap, accuracy, beaten, words) -> None:
