@@ -1,7 +1,7 @@
 """`fairhead demo`, from end to end: find the shade without being told, reduce its gap, locate its heads, prove it.
 
 The data are scikit-learn's handwritten digits, with a background shade that follows the label in training. The task is
-odd or even. In 90 % of the training pictures the background is light where the digit is odd and dark where it is even,
+odd or even. In 95 % of the training pictures the background is light where the digit is odd and dark where it is even,
 so the shade is a shortcut. Validation digits have either shade, as where the model is used. In the test set every digit
 appears once in each shade: the shade says nothing about the label there, and the two versions of a digit differ in
 nothing else. The verdict is words that follow from the intervals alone.
@@ -43,7 +43,7 @@ SHADES = ("dark", "light")
 # Called with the name of a stage, how much of it is done, how much there is, and a word about it.
 Tell = Callable[[str, int, int, str], None]
 _WHAT_WAS_DONE = (
-    "There are {train} training pictures, whose background follows the label in 90 % of cases; {val} validation "
+    "There are {train} training pictures, whose background follows the label in 95 % of cases; {val} validation "
     "pictures, as they would come from where the model is used: each digit on either background; and {test} test "
     "pictures: every test digit once on a dark and once on a light background. In both, the background says nothing "
     "about the label.\n\n"
@@ -59,10 +59,14 @@ _WHAT_WAS_DONE = (
 _SMALL_GAP = 0.02
 
 
-def shaded_digits(seed: int = 0, bias: float = 0.9, parts: Sequence[str] = ("train", "val", "test")) -> Dataset:
+def shaded_digits(
+    seed: int = 0,
+    bias: float = 0.9,  # share of the training pictures whose shade follows the label
+    parts: Sequence[str] = ("train", "val", "test"),
+    *,
+    validation_bias: float | None = None,  # the same of the validation pictures; as `bias` by default
+) -> Dataset:
     """Half of the 1797 digits to train on, 15 % to choose by, 35 % to test, as a data set with the group "shade".
-
-    The shade follows the label in a share `bias` of the training pictures, and in half of the validation pictures.
 
     Example:
         >>> from fairhead.demo import shaded_digits
@@ -76,7 +80,8 @@ def shaded_digits(seed: int = 0, bias: float = 0.9, parts: Sequence[str] = ("tra
     rng = np.random.default_rng(seed)
     train, validation, test = np.split(rng.permutation(n), [n // 2, n // 2 + round(0.15 * n)])
     rows = []  # digit, shade, part
-    for part, digits, share in (("train", train, bias), ("val", validation, 0.5)):
+    shares = bias, bias if validation_bias is None else validation_bias
+    for part, digits, share in zip(("train", "val"), (train, validation), shares, strict=True):
         against = rng.permutation(len(digits)) < round((1 - share) * len(digits))
         rows += [(digit, shade, part) for digit, shade in zip(digits, odd[digits] ^ against, strict=True)]
     rows += [(digit, shade, "test") for digit in test for shade in (0, 1)]
@@ -108,6 +113,7 @@ class DemoPlan:
     """
 
     seed: int = 0  # of the data split, the shades, the weights, the batches and the resampling
+    bias: float = 0.95  # share of the training pictures whose shade follows the label
     epochs: int = 20  # of every training
     # Of the encoder: the same network, trained plainly for so short a time that it has learnt little beyond the shade,
     # which is easiest. Who has a public encoder takes that; none is on a bare machine.
@@ -167,7 +173,7 @@ def run_demo(
             )
 
     with _one_thread():
-        digits = shaded_digits(plan.seed)
+        digits = shaded_digits(plan.seed, plan.bias, validation_bias=0.5)
         train("erm", "encoder", "training the encoder", plan.encoder_epochs)
         train("erm", "plain", "plain training")
         encoder, plain = out / "encoder" / "model", out / "plain" / "model"
@@ -182,7 +188,7 @@ def run_demo(
         with _timed(seconds, "locate"):
             located = fairhead.locate(
                 plain,
-                shaded_digits(plan.seed, parts=("test",)),
+                shaded_digits(plan.seed, plan.bias, ("test",)),
                 by="shade",
                 heads=plan.most_heads,
                 forward=True,
@@ -235,7 +241,7 @@ def _report(
     return Report(
         title="fairhead demo: digits with a shade that follows the label",
         question=(
-            "A small vision transformer learns to tell odd from even digits. In 90 % of its training pictures the "
+            "A small vision transformer learns to tell odd from even digits. In 95 % of its training pictures the "
             "background is light for odd and dark for even digits. Can that be found without being told, how far can "
             "the gap be reduced without naming the background, and which attention heads carry it?"
         ),
