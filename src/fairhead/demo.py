@@ -1,7 +1,7 @@
 """`fairhead demo`, from end to end: find the shade without being told, reduce its gap, locate its heads, prove it.
 
 The data are scikit-learn's handwritten digits, with a background shade that follows the label in training. The task is
-odd or even. In 95 % of the training pictures the background is light where the digit is odd and dark where it is even,
+odd or even. In 93 % of the training pictures the background is light where the digit is odd and dark where it is even,
 so the shade is a shortcut. Validation digits have either shade, as where the model is used. In the test set every digit
 appears once in each shade: the shade says nothing about the label there, and the two versions of a digit differ in
 nothing else. The verdict is words that follow from the intervals alone.
@@ -43,7 +43,7 @@ SHADES = ("dark", "light")
 # Called with the name of a stage, how much of it is done, how much there is, and a word about it.
 Tell = Callable[[str, int, int, str], None]
 _WHAT_WAS_DONE = (
-    "There are {train} training pictures, whose background follows the label in 95 % of cases; {val} validation "
+    "There are {train} training pictures, whose background follows the label in 93 % of cases; {val} validation "
     "pictures, as they would come from where the model is used: each digit on either background; and {test} test "
     "pictures: every test digit once on a dark and once on a light background. In both, the background says nothing "
     "about the label.\n\n"
@@ -113,7 +113,7 @@ class DemoPlan:
     """
 
     seed: int = 0  # of the data split, the shades, the weights, the batches and the resampling
-    bias: float = 0.95  # share of the training pictures whose shade follows the label
+    bias: float = 0.93  # share of the training pictures whose shade follows the label
     epochs: int = 20  # of every training
     # Of the encoder: the same network, trained plainly for so short a time that it has learnt little beyond the shade,
     # which is easiest. Who has a public encoder takes that; none is on a bare machine.
@@ -241,7 +241,7 @@ def _report(
     return Report(
         title="fairhead demo: digits with a shade that follows the label",
         question=(
-            "A small vision transformer learns to tell odd from even digits. In 95 % of its training pictures the "
+            "A small vision transformer learns to tell odd from even digits. In 93 % of its training pictures the "
             "background is light for odd and dark for even digits. Can that be found without being told, how far can "
             "the gap be reduced without naming the background, and which attention heads carry it?"
         ),
@@ -294,10 +294,11 @@ def _choice_line(notes: Mapping[str, Any]) -> Sentence:
     if notes["kept"] == "plain":
         return Sentence(f"auto tried {names} and kept plain training: the others did not pay.", "unclear")
     plain, kept = tried["plain"], tried[notes["kept"]]
+    less = f"{_points(abs(kept['cost']))} points {'lower' if kept['cost'] > 0 else 'higher'}"
     return Sentence(
         f"auto tried {names} and kept {notes['kept']}: on validation pictures its answers differ between clusters by a "
-        f"spread of {_points(kept['spread'])} points ({_points(plain['spread'])} plainly trained), at a cost of "
-        f"{_points(kept['cost'], sign=True)} points of accuracy (at most {notes['price']:g} are allowed).",
+        f"spread of {_points(kept['spread'])} points ({_points(plain['spread'])} plainly trained), and its accuracy is "
+        f"{less} (at most {notes['price']:g} points lower are allowed).",
         "note",
     )
 
