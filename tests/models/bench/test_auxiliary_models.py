@@ -28,6 +28,7 @@ from fairhead.errors import InputError, UnsupportedModel
 from fairhead.mitigate import load, method, run, save
 from fairhead.mitigate.hard_rows import Pair
 from fairhead.mitigate.training_job import AuxiliaryModel
+from fairhead.models import method_of
 from fairhead.models.fresh import Recipe
 from fairhead.train.features import pooled
 from fairhead.train.meters import Meter
@@ -263,6 +264,21 @@ def test_balance_of_a_pretrained_network_clusters_its_features_before_training(f
     assert [stage[0] for stage in default.stages] == [stage[0] for stage in named.stages]  # no plain training first
     assert default.notes["clusters"] == named.notes["clusters"]
     assert all(map(torch.equal, named.model.state_dict().values(), default.model.state_dict().values()))
+
+
+@pytest.mark.parametrize(("train", "backbone"), [("all", "clip"), ("last_encoder", "clip"), ("all", "vit-2x2")])
+def test_weights_are_used_under_dam(faces, clip, train, backbone, tmp_path):
+    """Fine-tuned, in the last encoder and from scratch: the model carries DAM, and is another than without weights."""
+    own = Backbone("clip", f"path:{clip}", train) if backbone == "clip" else Backbone("tiny", backbone, train, TINY)
+    how = {"encoder": f"path:{clip}", "clusters": 2}
+    balanced, plain = (
+        run_cell(replace(a_cell(faces, "auto", candidates=[name], under="dam", **how), backbone=own), "cpu", tmp_path)
+        for name in ("balance", "plain")
+    )
+    assert type(method_of(balanced.trained.model)).__name__ == "DAM"
+    assert balanced.row["notes"]["kept"] == "balance"
+    states = (done.trained.model.state_dict().values() for done in (balanced, plain))
+    assert not all(map(torch.equal, *states))
 
 
 def test_a_language_model_that_cannot_pad_is_named(tmp_path):
