@@ -212,7 +212,7 @@ def test_the_command_prints_the_verdict_and_the_place(tmp_path, monkeypatch, cap
 
 
 def test_an_interrupted_run_says_so_and_writes_no_report(tmp_path, monkeypatch, capsys):
-    def interrupt(*_):
+    def interrupt(*_, **more):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("fairhead.demo.shaded_digits", interrupt)
