@@ -103,7 +103,7 @@ def print_tables(folder: Path, questions: Sequence[str]) -> None:
         for metric in METRICS:
             dose = result.get("doses", {}).get(f"{metric} {RULE}")
             if dose is not None and not dose["chosen"]:
-                none = f"{SHORT[metric]}: none of {dose['tried']} edits is enough on the choosing half"
+                none = f"{SHORT[metric]}: none of {dose['tried']} edits is enough on the selection half"
                 print(_line(result["question"], "none", "", none, "", "", "", "", "fails: not halved"))
         for metric, told in result.get("told", {}).items():
             if not told["reached"]:

@@ -135,7 +135,7 @@ class AuditCallback(TrainerCallback):
         if label is None or np.ndim(label) != 1 or np.ndim(said) not in (1, 2) or len(said) != len(label):
             shapes = [None if part is None else list(np.shape(part)) for part in (said, label)]
             raise InputError(
-                f"AuditCallback audits classifiers: predictions [rows, classes] and labels [rows] are expected, and "
+                f"AuditCallback audits classifiers: expected predictions [rows, classes] and labels [rows], but "
                 f"this evaluation gives {shapes[0]} and {shapes[1]}"
             )
         if self.trainer.args.dataloader_drop_last:  # the last batch, unless it is full

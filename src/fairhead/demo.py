@@ -45,15 +45,14 @@ Tell = Callable[[str, int, int, str], None]
 _WHAT_WAS_DONE = (
     "There are {train} training pictures, whose background follows the label in 93 % of cases; {val} validation "
     "pictures, as they would come from where the model is used: each digit on either background; and {test} test "
-    "pictures: every test digit once on a dark and once on a light background. In both, the background says nothing "
-    "about the label.\n\n"
-    "The encoder is the same network after a short plain training: what is easiest, the background, is learnt first. "
-    "Its features are clustered; neither labels nor backgrounds have a part in that. `auto` weights the training "
-    "pictures so that clusters and labels are independent (balance), so that they are like the validation pictures "
-    "(match), or both, and keeps what spreads least between clusters on validation pictures. All models start from the "
-    "same weights and train for the same number of epochs; none sees the background as a column, in training or in a "
-    "choice. The background is used to audit the test pictures, and to "
-    "locate the heads."
+    "pictures: every test digit appears once on a dark and once on a light background. In validation and test pictures, "
+    "the background is independent of the label.\n\n"
+    "The encoder is the same network after a short plain training, which learns the easiest feature first: the "
+    "background. Clustering its features uses neither labels nor backgrounds. `auto` weights the training pictures so "
+    "that clusters and labels are independent (balance), so that they resemble the validation pictures (match), or "
+    "both, and selects the candidate with the most even accuracy across clusters on validation pictures. All models "
+    "start from the same weights and train for the same number of epochs. Neither training nor selection sees the "
+    "background as a column; it is used only to audit the test pictures and to locate the heads."
 )
 # An interval that begins below this shows a gap, but does not show that it is a large one.
 _SMALL_GAP = 0.02
@@ -235,15 +234,15 @@ def _report(
     notes = auto.row["notes"]
     kept = f"auto ({notes['kept']})"
     change = {one.metric: one for one in comparison.differences}
-    tone, text = _trade("What auto kept", change["EOd"], change["accuracy"])
+    tone, text = _trade("The model that auto selected", change["EOd"], change["accuracy"])
     found, heads = discovered.page(), located.page(images=False)
     pictures = b"".join(np.asarray(picture).tobytes() for picture in digits.examples("test").inputs)
     return Report(
-        title="fairhead demo: digits with a shade that follows the label",
+        title="fairhead demo: digits whose background follows the label",
         question=(
             "A small vision transformer learns to tell odd from even digits. In 93 % of its training pictures the "
-            "background is light for odd and dark for even digits. Can that be found without being told, how far can "
-            "the gap be reduced without naming the background, and which attention heads carry it?"
+            "background is light for odd and dark for even digits. Can fairhead discover this without group labels, "
+            "how much can it reduce the gap without them, and which attention heads contribute to the gap?"
         ),
         verdict=[
             *([Sentence(text, tone)] if notes["kept"] != "plain" else []),
@@ -252,20 +251,20 @@ def _report(
             *found.verdict,
             *heads.verdict,
             Sentence(
-                "Each model was trained once. The intervals cover the choice of test digits, not the luck of a "
-                "training run: other seeds can give other answers (--seed).",
+                "Each model was trained once. The intervals cover the sampling of test digits, not the variation "
+                "between training runs: other seeds can give other results (--seed).",
                 "note",
             ),
         ],
         sections=[
-            Text(title="What was done", text=_WHAT_WAS_DONE.format(**digits.sizes)),
+            Text(title="Method", text=_WHAT_WAS_DONE.format(**digits.sizes)),
             *found.sections[:2],
             _tried(notes),
             Audited(title="Plain training", name="plain training", audit=comparison.a),
-            Audited(title="What auto kept", name=kept, audit=comparison.b),
+            Audited(title="The model that auto selected", name=kept, audit=comparison.b),
             Compared(
-                title="What auto kept against plain training",
-                text="Both models answered the same pictures: differences are paired, and digits are resampled whole.",
+                title="The selected model against plain training",
+                text="Both models predict the same pictures: differences are paired, and whole digits are resampled.",
                 a_name="plain training",
                 b_name=kept,
                 comparison=comparison,
@@ -289,16 +288,16 @@ def _choice_line(notes: Mapping[str, Any]) -> Sentence:
     """What auto kept, and what it looked at: clusters and labels of validation pictures, never the shade."""
     tried = {one["name"]: one for one in notes.get("tried", ())}
     if not tried:
-        return Sentence(f"auto had {notes['kept']} training alone to keep.", "note")
+        return Sentence(f"auto had only {notes['kept']} training to choose from.", "note")
     names = ", ".join(tried)
     if notes["kept"] == "plain":
-        return Sentence(f"auto tried {names} and kept plain training: the others did not pay.", "unclear")
+        return Sentence(f"auto tried {names} and selected plain training: no other candidate was better.", "unclear")
     plain, kept = tried["plain"], tried[notes["kept"]]
     less = f"{_points(abs(kept['cost']))} points {'lower' if kept['cost'] > 0 else 'higher'}"
     return Sentence(
-        f"auto tried {names} and kept {notes['kept']}: on validation pictures its answers differ between clusters by a "
-        f"spread of {_points(kept['spread'])} points ({_points(plain['spread'])} plainly trained), and its accuracy is "
-        f"{less} (at most {notes['price']:g} points lower are allowed).",
+        f"auto tried {names} and selected {notes['kept']}: on validation pictures, its accuracy has a spread between "
+        f"clusters of {_points(kept['spread'])} points ({_points(plain['spread'])} with plain training), and its "
+        f"accuracy is {less} (at most {notes['price']:g} points lower are allowed).",
         "note",
     )
 
@@ -350,12 +349,12 @@ def _tried(notes: Mapping[str, Any]) -> PlainTables:
     columns = ["Training", "Accuracy, %", "Spread between clusters", "Cost", se, "Gain", se]
     match = notes.get("match")
     about = (
-        "Of the validation pictures, in points. The smallest sum of spread and cost is kept, of those within the price "
-        "whose gain against plain training exceeds one standard error."
+        "On validation pictures, in points. Of the candidates within the price whose gain over plain training exceeds "
+        "one standard error, the one with the smallest sum of spread and cost is selected."
     )
     if match is not None and not match["differ"]:
         about += (
-            " Matching was left out: training and validation pictures do not differ significantly "
+            " Matching was left out, because training and validation pictures do not differ significantly "
             f"({p_text(match['p'])})."
         )
     return PlainTables(

@@ -50,7 +50,7 @@ def refuse_pipe(path: PathLike) -> None:
     except (OSError, ValueError):  # no path at all
         return
     if found:
-        raise InputError(f"{path} is a named pipe; a file or a folder is expected")
+        raise InputError(f"{path} is a named pipe; expected a file or a folder")
 
 
 @contextmanager

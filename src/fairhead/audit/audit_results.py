@@ -110,7 +110,7 @@ class Audit(Result):
         name = name or str(self.provenance.get("path", "the predictions"))
         return Report(
             title=f"Audit of {Path(name).name}",
-            question=f"Are the predictions in {name} even by {listed(_columns(self), 'and')}?",
+            question=f"Do the predictions in {name} differ by {listed(_columns(self), 'and')}?",
             verdict=audit_verdicts(self, rates),
             sections=[Audited(title="Groups", name=name, audit=self, rates=rates, first=_first(self))],
             provenance=dict(self.provenance),
@@ -175,7 +175,7 @@ class Comparison(Result):
         title = f"{b} against {a}"
         return Report(
             title=f"Audit of {Path(a).name}",
-            question=f"Are the predictions {b} (B) more even by {listed(_columns(self.a), 'and')} than {a} (A)?",
+            question=f"Do the predictions {b} (B) have smaller gaps by {listed(_columns(self.a), 'and')} than {a} (A)?",
             verdict=[*comparison_verdicts(self), *alone],
             sections=[
                 Compared(title=title, comparison=self, a_name=a, b_name=b),
@@ -234,7 +234,7 @@ def _on_rows(audit: Audit) -> list[report.Sentence]:
     if not lost:
         return []
     each = listed([f"{count(n)} {'has' if n == 1 else 'have'} no {name}" for name, n in lost.items()], "and")
-    text = f"Of {count(options['n'])} rows, {each}; figures by a column leave out those without its group."
+    text = f"Of {count(options['n'])} rows, {each}; figures by a column leave out rows without its group."
     return [report.Sentence(text, "note")]
 
 
@@ -244,10 +244,10 @@ def _on_positive(audit: Audit) -> list[report.Sentence]:
     found = [f"The positive class is {said}."] if said else []
     for e in audit.estimates:
         if e.metric == "AUC" and e.group_by is None and len(classes) == 2 and e.high is not None and e.high < 0.5:
-            found.append(f"AUC is below 0.5 ({e.low:.2f} to {e.high:.2f}): scores may be those of the other class.")
+            found.append(f"AUC is below 0.5 ({e.low:.2f} to {e.high:.2f}): the scores may be for the other class.")
     if not found:
         return []
-    hint = f"Where {classes[0]!r} is meant, name it: --positive (positive=)."
+    hint = f"If it should be {classes[0]!r}, set --positive (positive=)."
     return [report.Sentence(" ".join([*found, hint]), "unclear" if len(found) > 1 or not said else "note")]
 
 
@@ -287,7 +287,7 @@ def clearest(estimates: Iterable[Estimate]) -> list[Estimate]:
 def _headlines(gaps: list[Estimate], level: float) -> list[report.Sentence]:
     """The clearest gap of each column, the clearest first; or that none is significant."""
     if not gaps:
-        words = f"A verdict is about gaps such as those in {listed(map(in_words, HEADLINE), 'or')}; none was asked for."
+        words = f"The verdict covers gaps in {listed(map(in_words, HEADLINE), 'or')}; none was requested."
         return [report.Sentence(words, "note")]
     names = listed(dict.fromkeys(in_words(e.metric, short=True) for e in gaps), "or")
     ranked = clearest(gaps)
@@ -306,12 +306,12 @@ def _headlines(gaps: list[Estimate], level: float) -> list[report.Sentence]:
     thin = ""
     if cells:
         more = f", and {len(cells) - 1} more {'cell' if len(cells) == 2 else 'cells'}" if len(cells) > 1 else ""
-        thin = f" Unstable, with fewer than {STABLE_ROWS} rows, and not counted: {cells[0]}{more}."
+        thin = f" Not counted, with fewer than {STABLE_ROWS} rows: {cells[0]}{more}."
     if not shown:
         power = ""
         if top.mde is not None:
             least = scale_of(top.metric, top.mde, top.low, top.high, difference=True).write(top.mde)
-            power = f" Between these two groups, a sample like this would show one of {least} or more."
+            power = f" Between these two groups, a sample of this size can detect a gap of {least} or more."
         text = f"the clearest is in {in_words(top.metric)} by {top.group_by}, {_figures(top, level)}.{power}{thin}"
         return [report.Sentence(f"No gap in {names} is significant; {text}", "unclear")]
     of = " of a single column" if any((e.low or 0.0) > (top.low or 0.0) for e in shown.values()) else ""

@@ -48,7 +48,7 @@ def read_labels(data: Any, positive: Any, columns: Mapping[str, Any]) -> Records
     labels, predictions = list(columns["label"]), columns.get("prediction") or ()
     predictions = [predictions] if isinstance(predictions, str) else list(predictions)
     if len(labels) != len(predictions):
-        raise InputError(f"{len(labels)} labels and {len(predictions)} predictions are named; as many are expected")
+        raise InputError(f"{len(labels)} labels and {len(predictions)} predictions are named; expected equal numbers")
     groups = columns.get("groups", ())
     groups = [groups] if isinstance(groups, str) else list(groups)
     # Read as further columns of few values, so that all stay row by row.
@@ -70,7 +70,7 @@ def read_both(a: Any, b: Any, positive: Any, columns: Mapping[str, Any]) -> tupl
     prediction = columns.get("prediction")
     if b is None:
         if isinstance(prediction, str) or not isinstance(prediction, Sequence) or len(prediction) != 2:
-            raise InputError("a second table is expected, or prediction=(old, new): two columns of the first")
+            raise InputError("expected a second table, or prediction=(old, new) with two columns of the first")
         groups = columns.get("groups", ())
         groups = [*([groups] if isinstance(groups, str) else groups), prediction[1]]
         both, positive = read_rows(a, positive, {**columns, "prediction": prediction[0], "groups": groups})

@@ -200,7 +200,7 @@ def choose_metrics(
             every = [METRICS[known] for known in (METRICS if name or numbers else DEFAULT)]
             chosen += [metric for metric in every if metric.why_not(*rows) is None]
         elif name.startswith(OWN):
-            raise InputError(f"{name} is a metric of your own: give what define_metric returned, or --metrics-from")
+            raise InputError(f"{name} is your own metric: pass the result of define_metric, or use --metrics-from")
         elif name not in METRICS:
             near = did_you_mean(name, list(METRICS))
             raise InputError(f"There is no metric {name!r}.{near} Known: {', '.join(METRICS)}.")
@@ -260,7 +260,7 @@ def define_metric(name: str, function: Function | str, definition: str = "") -> 
         (2.0, [0.5, 2.5])
     """
     if not name.isidentifier():
-        raise InputError(f"a metric is called {name!r}; letters, digits and _ are expected")
+        raise InputError(f"a metric is called {name!r}; expected letters, digits and _")
     text = function if isinstance(function, str) else definition or f"{name}, a function of counts"
     made = _parsed(function, name) if isinstance(function, str) else function
 
@@ -270,7 +270,7 @@ def define_metric(name: str, function: Function | str, definition: str = "") -> 
             found = np.asarray(made(counts), dtype=np.float64)
         if found.shape != counts.n.shape:
             shapes = f"returned the shape {list(found.shape)} for counts of the shape {list(counts.n.shape)}"
-            raise InputError(f"the function of metric {name!r} {shapes}; one number a count is expected")
+            raise InputError(f"the function of metric {name!r} {shapes}; expected one number per count")
         return np.where(np.isfinite(found), found, np.nan)
 
     full = f"{OWN}{name}"
@@ -297,12 +297,12 @@ def read_metrics(path: str | PathLike[str]) -> list[Metric]:
         if not text:
             continue
         if not sign:
-            raise InputError(f"{path}: line {number} is {text!r}; name = expression of tp, fp, fn, tn, n is expected")
+            raise InputError(f"{path}: line {number} is {text!r}; expected name = expression of tp, fp, fn, tn, n")
         if f"{OWN}{name}" in (metric.name for metric in found):
             raise InputError(f"{path}: line {number} defines {name} again; give it another name")
         found.append(define_metric(name, expression))
     if not found:
-        raise InputError(f"{path} has no metric; lines such as cost = (5 * fn + fp) / n are expected")
+        raise InputError(f"{path} has no metric; expected lines such as cost = (5 * fn + fp) / n")
     return found
 
 

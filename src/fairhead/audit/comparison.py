@@ -101,7 +101,7 @@ def compare(
         (-0.25, True)
     """
     if correction not in ("westfall-young", "holm", "bh"):
-        raise InputError(f"correction is {correction!r}; 'westfall-young', 'holm' or 'bh' was expected.")
+        raise InputError(f"correction is {correction!r}; expected 'westfall-young', 'holm' or 'bh'.")
     a, b, positive = read_both(a, b, positive, columns)
     joined = join(a, b)
     options: dict[str, Any] = {
@@ -260,7 +260,7 @@ def drift(a: Records | Any, b: Records | Any, *, correction: Correction = "holm"
     first, second = audit(a, **options), audit(b, **options)
     classes, others = (found.provenance["audit"]["classes"] for found in (first, second))
     if set(classes) != set(others):
-        raise InputError(f"a has the classes {classes} and b has {others}; the same are expected")
+        raise InputError(f"a has the classes {classes} and b has {others}; expected the same")
     level = first.provenance["audit"]["level"]
     found = _adjusted([_difference(*pair, level) for pair in _pairs(first, second)], correction)
     pairs = _adjusted(list(_signed_changes(first, second, level)), correction)

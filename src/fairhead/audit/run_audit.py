@@ -322,17 +322,17 @@ def rates_ends(rates: Mapping[str, Rates], level: float) -> dict[str, NDArray[np
 
 def _check_options(n_boot: int, seed: int, level: float, min_cell: int, min_group: float, multiclass: str) -> None:
     if seed < 0:
-        raise InputError(f"seed is {seed}; a whole number of 0 or more was expected.")
+        raise InputError(f"seed is {seed}; expected a whole number of at least 0.")
     if n_boot < 100:
         raise InputError(f"n_boot is {n_boot}; at least 100 replicates are needed for an interval.")
     if not 0.5 <= level < 1:
-        raise InputError(f"level is {level}; a confidence level such as 0.95 was expected.")
+        raise InputError(f"level is {level}; expected a confidence level such as 0.95.")
     if min_cell < 1:
-        raise InputError(f"min_cell is {min_cell}; at least 1 was expected.")
+        raise InputError(f"min_cell is {min_cell}; expected at least 1.")
     if not 0 <= min_group < np.inf or (min_group > 1 and min_group % 1):
-        raise InputError(f"min_group is {min_group}; a number of rows, or a share of them below 1, was expected.")
+        raise InputError(f"min_group is {min_group}; expected a number of rows, or a share of rows below 1.")
     if multiclass not in ("max", "mean", "weighted"):
-        raise InputError(f"multiclass is {multiclass!r}; 'max', 'mean' or 'weighted' was expected.")
+        raise InputError(f"multiclass is {multiclass!r}; expected 'max', 'mean' or 'weighted'.")
 
 
 def scorer(

@@ -99,7 +99,7 @@ class Slices(Result):
             rows.append((f"{one.group} ({one.group_by})", count(one.n), *figures, f"{gap} ({ends})", said))
         halves = "In the half that chose it", "In the other half", "All others"
         headings = ("Slice", "n", *halves, f"Difference, {100 * self.level:g} % for all", "Outcome")
-        caption = f"{name}: the worst slices of one half of the rows, as the other half has them"
+        caption = f"{name}: the worst slices of one half of the rows, measured on the other half"
         if not rows:
             caption = f"{name}: no slice has enough rows in both halves"
         return PlainTables(title="Worst slices", tables=[PlainTable(caption=caption, columns=headings, rows=rows)])
@@ -152,7 +152,7 @@ def worst_slices(
         raise InputError("slices are for two classes; name the positive one (positive=...), against the rest")
     names = [name for name, column in records.groups.items() if len(column.levels) > 1]
     if not names:
-        raise InputError("there is no column of two groups or more to cut slices from")
+        raise InputError("no group column has two or more groups for slices")
     crossed = {
         CROSS.join(some): cross([records.groups[name] for name in some])
         for size in (1, 2, 3)

@@ -74,15 +74,15 @@ class Mitigated(Result):
         choice = {sentence.text for sentence in choice_verdict(self.notes, cell.method.uses_groups)[:1]}
         sentences = self.page().verdict
         before = "plain training" if self.against == "erm" else f"training with {self.against}"
-        kept = f"; it kept {NAMES.get(method, method)}" if method != cell.method.method else ""
+        kept = f"; it selected {NAMES.get(method, method)}" if method != cell.method.method else ""
         return Card(
             title=f"{name_of(cell.backbone.name)} trained with {cell.method.name}",
             done=(
                 f"{trained[cell.backbone.train]} {name_of(cell.backbone.name)} was trained with {cell.method.name} "
                 f"({method_named(cell.method.method).about}{kept}) to tell {', '.join(self.row['classes'])} apart: "
-                f"{rows['train']} training rows, {rows['validation']} validation rows; the figures are of "
+                f"{rows['train']} training rows, {rows['validation']} validation rows; the figures are for "
                 f"{rows['test']} test rows. "
-                f"{'Training saw the groups.' if cell.method.trains_with_groups else 'Training saw no group.'}"
+                f"{'Training used the groups.' if cell.method.trains_with_groups else 'Training saw no groups.'}"
                 f"{f' B is this model, A the same after {before}.' if self.compared else ''}"
             ),
             findings=[one.text for one in sentences if one.tone != "note" or one.text in choice],
@@ -93,7 +93,7 @@ class Mitigated(Result):
             were=self.compared.a.estimates if self.compared else (),
             changes=self.compared.differences if self.compared else (),
             limits=[one.text for one in sentences if one.tone == "note" and one.text not in choice],
-            carries="a linear head on ready features" if ready else carries and type(carries).__name__,
+            carries="a linear head on precomputed features" if ready else carries and type(carries).__name__,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -109,30 +109,30 @@ class Mitigated(Result):
         """The run as a report."""
         cell, method, name = self.cell, self.cell.method, self.cell.method.name
         by = " and ".join(dict.fromkeys(e.group_by for e in self.audit.estimates if e.group_by is not None))
-        question = f"Is {cell.backbone.name}, trained with {name} on {cell.data.name}, even by {by}?"
+        question = f"Does {cell.backbone.name}, trained with {name} on {cell.data.name}, have gaps by {by}?"
         verdict, sections = audit_verdicts(self.audit), list[Section]()
         if not by:
-            question = f"How often is {cell.backbone.name} right, trained with {name}? {cell.data.name} names no group."
+            question = f"How accurate is {cell.backbone.name}, trained with {name}? {cell.data.name} has no groups."
         if self.compared is not None and self.against is not None:
             if by:
                 trained = f"when trained with {name} (B) than with {self.against} (A)"
-                question = f"Is {cell.backbone.name} more even by {by} {trained}?"
+                question = f"Does {cell.backbone.name} have smaller gaps by {by} {trained}?"
             title = f"{name} against {self.against}"
             sections = [Compared(title=title, comparison=self.compared, a_name=self.against, b_name=name)]
             verdict = [*comparison_verdicts(self.compared), *verdict]
         elif self.comparison is not None:
-            same = f"Both models are the same: {name} kept plain training, which it would be compared with."
+            same = f"Both models are the same, because {name} selected plain training."
             verdict = [Sentence(same, "unclear"), *verdict]
         notes = [
-            "One training run: the intervals cover the choice of test rows, not the luck of the seed. "
-            "fairhead bench runs several seeds."
+            "This is one training run: the intervals cover the sampling of test rows, not the variation between seeds. "
+            "Use fairhead bench to run several seeds."
         ]
-        how = [f"{name} saw the groups while training"] if method.trains_with_groups else []
+        how = [f"{name} used the groups in training"] if method.trains_with_groups else []
         if method.selection is not None:
             rows = "test rows, which is circular" if method.circular else "validation rows"
-            how.append(f"The epoch of {name} was chosen by the groups of the {rows}")
+            how.append(f"The epoch of {name} was selected with the groups of the {rows}")
         if method.uses_groups:
-            notes.append(f"{'. '.join(how)}: what could be reached with them.")
+            notes.append(f"{'. '.join(how)}. It shows what is possible with groups.")
         chosen = choice_verdict(self.notes, method.uses_groups)
         return Report(
             title=f"{name} on {cell.data.name}",
@@ -160,7 +160,7 @@ def kept_plain(cell: Cell, row: Mapping[str, Any]) -> bool:
 def _cost_text(row: Mapping[str, Any]) -> str:
     cost = row["cost"]
     stages = ", ".join(f"{name} ({steps} steps, {seconds:.0f} s)" for name, seconds, steps in row["stages"])
-    energy = "energy is not known here"
+    energy = "energy unknown"
     if cost["energy_wh"] is not None:
         source = "the GPU's energy counter" if cost["energy_counter_wh"] is not None else "integrated power"
         energy = f"{cost['energy_wh']:.2f} Wh by {source}"

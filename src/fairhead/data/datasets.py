@@ -203,7 +203,7 @@ class Dataset:
         cluster, answers = self.attributes.cluster, np.asarray(probabilities)
         if answers.shape != (len(rows), len(self.classes)):
             wanted = [len(rows), len(self.classes)]
-            raise InputError(f"probabilities have the shape {list(answers.shape)}; {wanted} is expected")
+            raise InputError(f"probabilities have the shape {list(answers.shape)}; expected {wanted}")
         # Rounded as the mantissa of 32 bit is: more digits would only fill the disk.
         scores = np.round(answers.astype(np.float64), 7)
         return Records.from_arrays(

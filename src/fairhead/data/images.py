@@ -219,7 +219,7 @@ class HeldImages(Images):
             raise
         except (TypeError, ValueError, AttributeError, OSError) as error:
             what = f"is a {type(picture).__name__} that is no picture ({error})"
-            raise InputError(f"{self._where(name)}: {what}; PIL images or arrays [H, W, 3] are expected") from None
+            raise InputError(f"{self._where(name)}: {what}; expected PIL images or arrays [H, W, 3]") from None
 
 
 def _upright_rgb(image: Image.Image, where: str) -> Image.Image:
@@ -231,7 +231,7 @@ def _upright_rgb(image: Image.Image, where: str) -> Image.Image:
     if image.mode in ("I", "F"):
         kind = "whole numbers of 32 bits" if image.mode == "I" else "fractions"
         raise InputError(
-            f"{where}: its pixels are {kind}, whose black and white are not known; 8 or 16 bits are expected: scale it "
+            f"{where}: its pixels are {kind}, whose black and white are not known; expected 8 or 16 bits: scale it "
             "to 0 to 255 and save it as 8 bits (arrays as uint8)"
         )
     # convert() would copy an image that is RGB already.

@@ -203,7 +203,9 @@ def _columns(table: Table, named: str, how: _How) -> _How:
         parts = {*named_parts(table.cells(split).tolist())} - {""}
         listed = ", ".join(sorted(parts)[:5]) + (", ..." if len(parts) > 5 else "")
         if parts <= {"train"} or not parts & {"train", "test"}:  # one part, or something else
-            _log.warning("%s: a split is drawn; the column %r does not say one (%s)", table.name, split, listed)
+            _log.warning(
+                "%s: drawing a random split; the column %r does not define one (%s)", table.name, split, listed
+            )
             return found._replace(split=None)
         if "test" not in parts:
             raise InputError(
@@ -219,19 +221,19 @@ def _labelled(name: str, table: Table, rows: NDArray[np.intp], inputs: Inputs, h
     labels = column(np.full(len(rows), "") if how.label is None else table.cells(how.label)[rows])
     if (many := len(labels.levels)) > (_CLASSES / 2 if _real_numbers(labels.levels) else max(_CLASSES, len(rows) / 2)):
         raise InputError(
-            f"{table.name}: the label {how.label!r} has {many:,} distinct values in {len(rows):,} rows, as numbers "
-            f"or ids have ({', '.join(map(repr, labels.levels[:3]))}, ...); a column of classes is expected: name "
+            f"{table.name}: the label {how.label!r} has {many:,} distinct values in {len(rows):,} rows, like "
+            f"numbers or ids ({', '.join(map(repr, labels.levels[:3]))}, ...); expected a column of classes: name "
             "another, or make classes of its values first"
         )
     # Whom nobody knows is a person apart.
     known = None if how.person is None else table.cells(how.person)[rows].tolist()
     person = None if known is None else np.array([who or f"row {row}" for who, row in zip(known, rows, strict=True)])
     for reason, names in how.skips.found().items():
-        _log.warning("%s: %s rows are left out, of training as well: %s", table.name, f"{len(names):,}", reason)
+        _log.warning("%s: %s rows are left out, also of training: %s", table.name, f"{len(names):,}", reason)
     groups = {group: group_column(table.cells(group)[rows]) for group in how.groups}
     for group, found in groups.items():
         if found.known is not None:
-            told = "%s: %s of %s rows have no value in %s: they are trained on, and left out of the audit"
+            told = "%s: %s of %s rows have no value in %s: they are used in training and left out of the audit"
             _log.warning(told, table.name, f"{int((~found.known).sum()):,}", f"{len(rows):,}", group)
     columns = {role: getattr(how, role) for role in ("label", "groups", "split", "id", "person")}
     return Dataset.of(
@@ -273,7 +275,7 @@ def _split(
         first = alike(taken)
         again = int((first != np.arange(len(first))).sum())
         if again:
-            told = "%s: %s of %s rows have the input of an earlier row; each stays in one part with it"
+            told = "%s: %s of %s rows duplicate the input of an earlier row; duplicates stay in the same part"
             _log.warning(told, table.name, f"{again:,}", f"{len(first):,}")
         if person is not None:
             return split_by_hash(joined_keys(person[which].tolist(), first), shares, how.seed)
@@ -294,14 +296,14 @@ def _split(
     first = alike(inputs)
     again = int(np.isin(first[parts != "train"], first[parts == "train"]).sum())
     if again:
-        told = "%s: %s of %s rows outside the training part have the input of a training row: mend the column %r"
+        told = "%s: %s of %s rows outside the training part duplicate a training row: fix the column %r"
         _log.warning(told, table.name, f"{again:,}", f"{int((parts != 'train').sum()):,}", how.split)
     seen: dict[str, str] = {}
     for who, part in zip([] if person is None else person.tolist(), parts, strict=person is not None):
         if seen.setdefault(who, part) != part:
             raise InputError(
-                f"{table.name}: {how.person} {who!r} is in the parts {seen[who]} and {part}, and nobody may be in "
-                f"two: mend the column {how.split!r}, or draw the split by person with --split random "
+                f"{table.name}: {how.person} {who!r} is in both {seen[who]} and {part}, but may be in only "
+                f"one: fix the column {how.split!r}, or draw the split by person with --split random "
                 "(in Python split='random')"
             )
     return parts.astype(np.str_)

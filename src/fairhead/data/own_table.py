@@ -130,7 +130,7 @@ def opened(source: Any) -> Iterator[Table]:
         source = _together(source)
     lengths = {name: len(values) for name, values in source.items()} if isinstance(source, dict) else {}
     if len(set(lengths.values())) > 1:
-        raise InputError(f"columns of one length are expected; found {lengths}")
+        raise InputError(f"expected columns of one length; found {lengths}")
     with open_source(source) as found:
         name, provenance = found.name, found.provenance
         if not isinstance(source, str | os.PathLike):

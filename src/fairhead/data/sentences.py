@@ -107,7 +107,7 @@ def read_pairs(
             if plain in DIRECTIONS:
                 pairs.append(CrowsPair(str(ids[row]), first, second, plain, kinds[row], (), terms[row]))
             else:
-                message = f"row {row + 1} has the direction {directions[row]!r}; stereo or antistereo is expected"
+                message = f"row {row + 1} has the direction {directions[row]!r}; expected stereo or antistereo"
                 skips.error("no such direction", str(ids[row]), f"{table.name}: {message}")
         return Items("pairs", tuple(pairs), skips.found(), {"data": "pairs", **table.provenance()})
 

@@ -39,7 +39,7 @@ class LargestGap(NamedTuple):
 
     pair: tuple[str, str]  # their names
     of: int  # pairs that it was chosen from
-    # Its gap in the choosing half, which is too large: it was chosen for it. None for the only pair.
+    # Its gap in the selection half, which is too large: it was chosen for it. None for the only pair.
     chosen_at: float | None
     chosen_on: int  # rows of that half
     audit: Audit  # of the two, in the other half; of the only pair, in all rows
@@ -114,16 +114,16 @@ class Discovered(Result):
         name = str(self.provenance.get("model"))
         if self.gap is not None:
             about = (
-                f"The pair was chosen on one half of the rows, out of {self.gap.of}; these are the figures of the "
-                "other half, so that picking the worst is paid for."
+                f"The pair was selected out of {self.gap.of} on one half of the rows; these figures come from the "
+                "other half, which corrects for selecting the worst."
             )
             about = "It is the only pair that can be compared." if self.gap.chosen_at is None else about
             sections.append(Audited(title=" and ".join(self.gap.pair), text=about, name=name, audit=self.gap.audit))
         if self.audit is not None:
             sections.append(Audited(title="The model by clusters", name=name, audit=self.audit))
         return Report(
-            title="Groups that nobody named",
-            question=f"Which groups are there in {where}, as {self.provenance['encoder']} sees them?",
+            title="Discovered groups",
+            question=f"Which groups does {self.provenance['encoder']} find in {where}?",
             verdict=[self._found(), *(_agrees(a) for a in self.agreement), *self._paid()],
             sections=sections,
             provenance=dict(self.provenance),
@@ -149,7 +149,7 @@ class Discovered(Result):
                     posts=() if isinstance(inputs, Images) else [_shortened(row) for row in typical],
                 )
             )
-        about = "Found in the features alone: neither labels nor groups had a part in it."
+        about = "Found from the features alone, without labels or groups."
         return ClusterCards(title="Clusters", text=about, clusters=cards)
 
     def _tables(self) -> PlainTables:
@@ -161,11 +161,11 @@ class Discovered(Result):
             indices = [[_index(index) for index in (a.adjusted_rand, a.cramers_v)] for a in self.agreement]
             rows = [[a.group_by, *s, *i] for a, s, i in zip(self.agreement, shares, indices, strict=True)]
             columns = ["Group column", "Purity", "Largest group", "Adjusted Rand index", "Cramér's V"]
-            tables.append(PlainTable(caption="Agreement with named groups", columns=columns, rows=rows))
+            tables.append(PlainTable(caption="Agreement with known groups", columns=columns, rows=rows))
         about = (
             "Clusters of one half of the rows are compared with those of the other half, and clusters from one seed "
             "with those from another; each figure is a mean, with its range. Purity is the share of rows whose cluster "
-            "has mostly their group; it grows with the number of clusters, so the adjusted Rand index stands beside it."
+            "has mostly their group; it grows with the number of clusters, so the adjusted Rand index is shown as well."
         )
         return PlainTables(title="Stability and agreement", text=about, tables=tables)
 
@@ -173,13 +173,13 @@ class Discovered(Result):
         k, n = len(self.clusters), count(len(self.dataset))
         noun = "pictures" if isinstance(self.dataset.all.inputs, Images) else "texts"
         mean = {one.clusters: float(np.mean(one.halves)) for one in self.stability}
-        text = f"There are {k} clusters of {n} {noun}"
+        text = f"{n} {noun} form {k} clusters"
         if k not in mean:
-            return Sentence(f"{text}; how stable they are is not known.", "unclear")
+            return Sentence(f"{text}; their stability is unknown.", "unclear")
         best = max(mean, key=lambda number: mean[number])
-        agree = f"clusters of two halves of the rows agree at an adjusted Rand index of {mean[k]:.2f}"
+        agree = f"the clusters of two halves of the rows agree with an adjusted Rand index of {mean[k]:.2f}"
         why = "the most stable number" if best == k else f"{best} would be more stable, at {mean[best]:.2f}"
-        weak = "" if mean[k] >= 0.5 else ". That is little: other rows would give other clusters"
+        weak = "" if mean[k] >= 0.5 else ". That is low: other rows would give other clusters"
         return Sentence(f"{text}: {agree} ({why}){weak}.", "note" if mean[k] >= 0.5 else "unclear")
 
     def _paid(self) -> list[Sentence]:
@@ -272,7 +272,7 @@ def largest_gap(records: Records, seed: int = 0) -> LargestGap | None:
     labels, classes = records.label.codes, len(records.classes)
     units = None if records.cluster is None else records.cluster.codes
     choosing = halves(column.codes.astype(np.int64) * classes + labels, units, seed)
-    table = np.zeros((2, len(column.levels), classes, classes))  # the reporting half, then the choosing half
+    table = np.zeros((2, len(column.levels), classes, classes))  # the reporting half, then the selection half
     np.add.at(table, (choosing.astype(int), column.codes, labels, prediction.codes), 1)
     # Whoever is chosen must have rows of each class to report on: labels say so, and no prediction is looked at there.
     least = table.sum(3).min((0, 2))

@@ -20,7 +20,7 @@ Tokens = None | SupportsIndex | slice | Iterable[int] | Tensor
 # The same once it is checked: positions are plain numbers, so that they can be compared with a pass's length on the
 # host (an index beyond the end of a CUDA tensor ends the process's use of the device).
 CheckedTokens = None | int | slice | list[int] | Tensor
-# x [..., h, d] (the chosen heads at the chosen tokens) -> the same shape.
+# x [..., h, d] (the selected heads at the chosen tokens) -> the same shape.
 HeadEdit = Callable[[Tensor, Site], Tensor]
 _INSIDE = frozenset({"q", "k", "v", "weights"})
 # Outputs that a reading of one token may hold back, to copy the rows of many layers at once.

@@ -112,7 +112,7 @@ class Tap:
 
         Args:
             where: (layer, head) pairs.
-            function: called once a layer, with that layer's chosen heads in ascending order.
+            function: called once a layer, with that layer's selected heads in ascending order.
             tokens: as in `read`; the leading axes of x follow from it.
         """
         tokens = check_tokens(tokens)
@@ -139,7 +139,7 @@ class Tap:
         """
         where, chosen = list(where), check_tokens(tokens)
         given = {self._layer(layer): value for layer, value in values.items()}
-        means: dict[int, Tensor] = {}  # [chosen heads, d] or [T, chosen heads, d]
+        means: dict[int, Tensor] = {}  # [selected heads, d] or [T, selected heads, d]
         for site, heads in self._heads_by_site(where).items():
             if site.layer not in given:
                 raise InputError(f"no mean was given for layer {site.layer}; there are means for {sorted(given)}")
@@ -208,7 +208,7 @@ class Tap:
         where = list(where)
         by_pair = {(self._layer(layer), head): torch.as_tensor(matrix) for (layer, head), matrix in matrices.items()}
         centre = {(self._layer(layer), head): torch.as_tensor(mean) for (layer, head), mean in (means or {}).items()}
-        maps: dict[int, tuple[Tensor, Tensor]] = {}  # [chosen heads, d, d] and [chosen heads, d]
+        maps: dict[int, tuple[Tensor, Tensor]] = {}  # [selected heads, d, d] and [selected heads, d]
         for site, heads in self._heads_by_site(where).items():
             pairs, d = [(site.layer, head) for head in heads], site.head_dim
             for pair in pairs:

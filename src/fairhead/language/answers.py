@@ -54,7 +54,7 @@ def refuse_duplicates(asked: Sequence[Request] | Sequence[Prompt], what: str) ->
     """Raise where two of what is asked have the same id: answers are found by it."""
     for name, n in Counter(one.id for one in asked).items():
         if n > 1:
-            raise InputError(f"two {what} have the id {name!r}; distinct ids are expected")
+            raise InputError(f"two {what} have the id {name!r}; expected unique ids")
 
 
 @dataclass(frozen=True)
@@ -247,7 +247,7 @@ def read_generations(path: Path) -> GenerationJournal:
         lines = content[: content.rfind(b"\n") + 1].decode(errors="surrogatepass").split("\n")[:-1]
         header = json.loads(lines[0])
         if header["schema"] != GenerationJournal.schema:
-            raise InputError(f"{path} has the schema {header['schema']!r}; {GenerationJournal.schema!r} is expected")
+            raise InputError(f"{path} has the schema {header['schema']!r}; expected {GenerationJournal.schema!r}")
         stored = GenerationJournal(path, header["settings"])
         for line in lines[1:]:
             stored.take(json.loads(line))

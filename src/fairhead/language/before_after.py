@@ -119,10 +119,10 @@ def compare_suites(
 ) -> BeforeAfter:
     """Compare the first of several suites with each of the others."""
     if len(folders) < 2:
-        raise InputError(f"{len(folders)} folder: the one before and at least one after are expected")
+        raise InputError(f"{len(folders)} folder: expected the one before and at least one after")
     called = tuple(names) if names else _names(folders)
     if len(set(called)) != len(called) or len(called) != len(folders):
-        raise InputError(f"{len(folders)} runs are called {', '.join(called)}; one distinct name each is expected")
+        raise InputError(f"{len(folders)} runs are called {', '.join(called)}; expected a unique name for each")
     suites = [read_run(Path(folder), cluster, category) for folder in folders]
     how = resampling or Resampling()
     trained = sorted({target for suite in suites for target in (suite.training or {}).get("training_targets", ())})

@@ -365,7 +365,7 @@ def _figure(estimate: Estimate, share: bool) -> str:
 def sample(items: Sequence[T], limit: int, seed: int, unit: Callable[[T], str] | None = None) -> list[T]:
     """Draw items at random, in their order; those of one unit stay together."""
     if limit < 1:
-        raise InputError(f"a limit of {limit} items: at least 1 is expected")
+        raise InputError(f"a limit of {limit} items: expected at least 1")
     units = [str(i) if unit is None else unit(item) for i, item in enumerate(items)]
     distinct = list(dict.fromkeys(units))
     kept = {distinct[i] for i in np.random.default_rng(seed).permutation(len(distinct))[:limit]}

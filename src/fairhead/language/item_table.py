@@ -53,7 +53,7 @@ class ItemTable:
     ) -> "ItemTable":
         """A table from its columns; without an order categories are sorted."""
         if len(set(ids)) != len(ids):
-            raise InputError(f"{benchmark}: two items have the same id; distinct ids are expected")
+            raise InputError(f"{benchmark}: two items have the same id; expected unique ids")
         there = {group for of_item in groups for group in of_item}
         chosen = sorted(there) if order is None else [group for group in dict.fromkeys(order) if group in there]
         values = [np.asarray(column, dtype=np.float64) for column in columns.values()]

@@ -101,35 +101,35 @@ def find_lexicons(folder: str | os.PathLike[str]) -> dict[str, Lexicon]:
     """Those that lie in a folder, by name ("vad", "be5")."""
     where = Path(folder)
     if not where.is_dir():
-        raise InputError(f"{folder}: there is no such folder; one with {VAD_FILES[0]} or its like is expected")
+        raise InputError(f"{folder}: there is no such folder; expected one with {VAD_FILES[0]} or similar")
     found = {}
     for name, files, reader in (("vad", VAD_FILES, read_vad), ("be5", BE5_FILES, read_be5)):
         there = [where / file for file in files if (where / file).is_file()]
         if there:
             found[name] = reader(there[0])
     if not found:
-        raise InputError(f"{folder}: holds no lexicon; one of {', '.join((*VAD_FILES, *BE5_FILES))} is expected")
+        raise InputError(f"{folder}: holds no lexicon; expected one of {', '.join((*VAD_FILES, *BE5_FILES))}")
     return found
 
 
 def _read(path: Path, delimiter: str, columns: Mapping[str, str], low: float, high: float) -> Lexicon:
     middle, half = (low + high) / 2, (high - low) / 2
     words: dict[str, Array] = {}
-    malformed = f"is not a table of rated words: a word and {', '.join(columns.values())} are expected"
+    malformed = f"is not a table of rated words: expected a word and {', '.join(columns.values())}"
     with reading(path, malformed), open(path, encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file, delimiter=delimiter)
         header = reader.fieldnames or []
         missing = [name for name in columns.values() if name not in header]
         if missing:
-            raise InputError(f"{path}: has no column {missing[0]}; {', '.join(columns.values())} are expected")
+            raise InputError(f"{path}: has no column {missing[0]}; expected {', '.join(columns.values())}")
         # One edition of BE5 leaves the heading of its words empty.
         key = "Word" if "Word" in header else header[0]
         for row in reader:
             ratings = np.array([float(row[name]) for name in columns.values()])
             if not ((ratings >= low - _BEYOND) & (ratings <= high + _BEYOND)).all():
                 raise InputError(
-                    f"{path}, line {reader.line_num}: {row[key]!r} is rated {ratings.tolist()}; ratings from "
-                    f"{low:g} to {high:g} are expected"
+                    f"{path}, line {reader.line_num}: {row[key]!r} is rated {ratings.tolist()}; expected "
+                    f"ratings from {low:g} to {high:g}"
                 )
             words[row[key].strip().lower()] = np.clip((ratings - middle) / half, -1, 1)
     return Lexicon(tuple(columns), words)
@@ -143,7 +143,7 @@ def read_gender_vectors(path: str | os.PathLike[str], words: Iterable[str]) -> L
     wanted = {*words, "she", "he"}
     vectors: dict[str, Array] = {}
     opened: Any = gzip.open if Path(path).suffix == ".gz" else open
-    malformed = "is not a file of word vectors: a word and its numbers per line are expected"
+    malformed = "is not a file of word vectors: expected a word and its numbers per line"
     with reading(path, malformed), opened(path, "rt", encoding="utf-8", errors="replace") as file:
         for line in file:
             word, _, rest = line.rstrip().partition(" ")
@@ -151,7 +151,7 @@ def read_gender_vectors(path: str | os.PathLike[str], words: Iterable[str]) -> L
                 vectors[word] = np.array(rest.split(), dtype=np.float64)
     for word in ("she", "he"):
         if word not in vectors:
-            raise InputError(f"{path}: has no vector of {word!r}; word vectors as text are expected")
+            raise InputError(f"{path}: has no vector of {word!r}; expected word vectors as text")
     axis = vectors["she"] - vectors["he"]
     leaning = {}
     for word, vector in vectors.items():
@@ -301,12 +301,12 @@ def read_swaps(path: str | os.PathLike[str]) -> Swaps:
         if len(gendered) == 2:
             women, men = (file.read_text(encoding="utf-8").splitlines() for file in gendered)
             if len(women) != len(men):
-                raise InputError(f"{where}: {len(women)} female but {len(men)} male words; pairs are expected")
+                raise InputError(f"{where}: {len(women)} female but {len(men)} male words; expected pairs")
             return _paired(where, zip(women, men, strict=True))
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path} cannot be read: {error}") from None
     raise InputError(
-        f"{path}: holds no word lists; {LISTS[0]} (WinoBias), {FEMALE_WORDS} (gn_glove) or a file of pairs is expected"
+        f"{path}: holds no word lists; expected {LISTS[0]} (WinoBias), {FEMALE_WORDS} (gn_glove) or a file of pairs"
     )
 
 
@@ -317,9 +317,7 @@ def _pairs(file: Path) -> list[tuple[str, str]]:
         if second.strip():
             pairs.append((first, second))
         elif line.strip():
-            raise InputError(
-                f"{file}, line {number}: {line!r} is not a pair; two words with a tab between are expected"
-            )
+            raise InputError(f"{file}, line {number}: {line!r} is not a pair; expected two words separated by a tab")
     return pairs
 
 

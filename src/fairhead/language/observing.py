@@ -86,7 +86,7 @@ def _encode(scorer: Scorer, prompts: Sequence[Prompt]) -> list[list[int]]:
     encoded = token_ids(scorer.tokenizer, texts)
     for prompt, ids in zip(prompts, encoded, strict=True):
         if not ids:
-            raise InputError(f"prompt {prompt.id!r} has no token; a text is expected")
+            raise InputError(f"prompt {prompt.id!r} has no token; expected a text")
         scorer.refuse_unknown(ids)
     return encoded if scorer.chat else [[*scorer.start_token.lead, *ids] for ids in encoded]
 

@@ -85,7 +85,7 @@ def start_token(tokenizer: Any, start: str | None = None) -> StartToken:
     number = None if chosen in named else tokenizer.get_vocab().get(chosen)
     if number is None:
         raise InputError(
-            f"the tokeniser has no token {chosen!r} to start a text with; bos, eos, none or a token is expected"
+            f"the tokeniser has no token {chosen!r} to start a text with; expected bos, eos, none or a token"
         )
     return StartToken(int(number), chosen, "chosen")
 
@@ -104,8 +104,9 @@ def control_token_warning(tokenizer: Any, start: str | None = None) -> str | Non
     if chosen not in (None, "default") or not template or (name := start_token(tokenizer).name) not in str(template):
         return None
     return (
-        f"texts start with {name}, a control token of this model's chat template, which no plain text follows in its "
-        "training: figures depend on that. Choose another with --start: eos, none, or a token such as '<|endoftext|>'"
+        f"texts start with {name}, a control token of this model's chat template, which plain text never follows in "
+        "its training: this affects the figures. Choose another with --start: eos, none, or a token such as "
+        "'<|endoftext|>'"
     )
 
 
@@ -136,7 +137,7 @@ def encode(
     encoded = []
     for request, (prefix, continuation), whole in zip(requests, parts, wholes, strict=True):
         if not continuation or not whole:
-            raise InputError(f"request {request.id!r}: the continuation has no token; a text is expected")
+            raise InputError(f"request {request.id!r}: the continuation has no token; expected a text")
         before = prefixes[prefix]
         # A merge can leave no token after the prefix: the last one then holds the continuation.
         split = min(len(before), len(whole) - 1)

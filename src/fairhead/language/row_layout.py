@@ -243,8 +243,7 @@ def reads_trees(model: nn.Module, vocabulary: int, context: int) -> bool:
     tolerance = _ROUNDING.get(next(model.parameters()).dtype, _ROUNDING_OF_HALVES) * effect
     if float((plain[0, :half] - plain[1, :half]).norm()) > tolerance + 1e-6:
         raise UnsupportedModel(
-            f"{type(model).__name__} lets a token see those after it, as encoders do; "
-            "a causal language model is expected"
+            f"{type(model).__name__} lets tokens attend to later ones, as encoders do; expected a causal language model"
         )
     row = pack([TokenSequence(tokens, 1) for tokens in sequences], 4 * length)[0]
     try:
@@ -262,10 +261,10 @@ def refuse_other_than_causal(model: Any) -> None:
     """Raise unless a model predicts the next token from those before it."""
     name, config = type(model).__name__, getattr(model, "config", None)
     if config is None or not hasattr(model, "get_output_embeddings"):
-        raise UnsupportedModel(f"{name} is not a Hugging Face model; a causal language model is expected")
+        raise UnsupportedModel(f"{name} is not a Hugging Face model; expected a causal language model")
     if getattr(config, "is_encoder_decoder", False) or model.get_output_embeddings() is None:
         raise UnsupportedModel(
-            f"{name} does not predict the next token of a text; a causal language model (…ForCausalLM) is expected"
+            f"{name} does not predict the next token of a text; expected a causal language model (…ForCausalLM)"
         )
 
 

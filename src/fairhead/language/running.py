@@ -76,7 +76,7 @@ def unseen(items: Sequence[Any], model: Any) -> Sequence[Any]:
     kept = without_training_targets(items, folder)
     if len(kept) == len(items):
         return items
-    so = "are left out" if kept else "are scored for want of others, which says nothing"
+    so = "are left out" if kept else "are scored because there are no others; the score is meaningless"
     told = f"{len(items) - len(kept):,} of {len(items):,} items {so}: {folder} was trained on them or on their terms"
     logging.getLogger("fairhead").warning(told)
     return kept or items
@@ -154,9 +154,7 @@ def gather_items(
     `documents` of a text file, by default of the Wikipedia texts that come with BOLD. Options go to whichever has them.
     """
     if not data.is_dir():
-        raise InputError(
-            f"{data} is not a folder; a folder with one folder per benchmark (stereoset, bbq, …) is expected"
-        )
+        raise InputError(f"{data} is not a folder; expected a folder with one folder per benchmark (stereoset, bbq, …)")
     chosen = {"only": tuple(only), "limit": limit, "seed": seed, "text": text, "documents": documents, **options}
     found = SuiteItems({}, {}, {}, chosen)
     for benchmark in choose(only):

@@ -90,7 +90,7 @@ class Scorer:
         batch_tokens = BATCH_TOKENS.get(kind, 4096) if self.batch_tokens is None else self.batch_tokens
         row_tokens = _ROW_TOKENS.get(kind, 128) if self.row_tokens is None else self.row_tokens
         if batch_tokens < 1 or row_tokens < 1:
-            raise InputError(f"batch_tokens {batch_tokens} and row_tokens {row_tokens}: at least 1 is expected")
+            raise InputError(f"batch_tokens {batch_tokens} and row_tokens {row_tokens}: expected at least 1")
         self.batch_tokens, self.row_tokens = batch_tokens, row_tokens
         if self.chat and (self.start not in (None, "default") or self.convention == "bias-bench"):
             raise InputError("a chat template has a start of its own: leave --start and --as bias-bench out")

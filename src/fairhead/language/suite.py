@@ -40,8 +40,8 @@ T = TypeVar("T")
 _GRADES = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0}  # inspect_ai's marks, with the values that it gives them
 _SAMPLES = re.compile(r"samples_(?P<task>.+)_\d{4}-\d\d-\d\dT[\d.-]+\.jsonl")
 _EXPECTED = (
-    "a folder that fairhead lm suite wrote, samples_*.jsonl of lm-evaluation-harness (--log_samples), or JSON logs of "
-    "inspect_ai (inspect log convert --to json) is expected"
+    "expected a folder of fairhead lm suite, samples_*.jsonl of lm-evaluation-harness (--log_samples), or JSON logs of "
+    "inspect_ai (inspect log convert --to json)"
 )
 
 
@@ -91,7 +91,7 @@ class Suite(Result):
     def read(cls, folder: Path) -> "Suite":
         """Read `suite.json` of a folder."""
         file = folder / FILE
-        expected = "a folder that fairhead lm suite wrote is expected"
+        expected = "expected a folder of fairhead lm suite"
         suite = read_object(cls, file, SCHEMA, expected, folder=folder)
         for name, facts in suite.done.items():
             with reading(file, NOT_WHOLE):
@@ -302,7 +302,7 @@ def _read_log(file: Path, alone: bool) -> tuple[str, str | None, list[Sample]] |
         return f"lm-eval:{named['task'] if named else 'samples'}", model, samples
     if file.suffix != ".json":
         return None
-    with reading(file, "is not JSON; a log of inspect_ai is expected"):
+    with reading(file, "is not JSON; expected a log of inspect_ai"):
         log = json.loads(file.read_text(encoding="utf-8"))
     if not isinstance(log, dict) or not {"eval", "version"} <= set(log):
         if alone:

@@ -32,7 +32,7 @@ from fairhead.store import write_json
 
 _SAME = 1e-3  # of what a model puts out: what saving and loading it may change
 OTHER_HALF = (
-    "The heads were chosen on other rows than the choosing half of this run: some of those reported on here may have "
+    "The heads were chosen on other rows than the selection half of this run: some of those reported on here may have "
     "been used for the choice. With the data, limit and seed of that run, the halves are the same."
 )
 
@@ -41,7 +41,7 @@ OTHER_HALF = (
 class LocatedHeads(Result):
     """The heads that carry a gap, with the question that they answer."""
 
-    located: Located  # maps, chosen heads, effects of editing them
+    located: Located  # maps, selected heads, effects of editing them
     opened: Opened  # the question, and what saves an edit
     plan: LocatePlan  # how heads were chosen and tested
     kind: str  # of the edit that is reported first, and saved
@@ -49,7 +49,7 @@ class LocatedHeads(Result):
 
     @property
     def heads(self) -> tuple[tuple[int, int], ...]:
-        """The chosen heads as (layer, head), the best first."""
+        """The selected heads as (layer, head), the best first."""
         return tuple((int(layer), int(head)) for layer, head in self.located.ranked)
 
     def page(self, images: bool = True) -> Report:
@@ -62,7 +62,7 @@ class LocatedHeads(Result):
         return self.located.to_dict(self.provenance, self.opened.notes)
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row a head: its direct part in the gap of the reporting half."""
+        """One row a head: its direct contribution in the gap of the reporting half."""
         found = self.located.head_map
         layers, heads = found.gap.shape
         return [
@@ -81,7 +81,7 @@ class LocatedHeads(Result):
         ]
 
     def show(self, console: Console | None = None) -> None:
-        """Print the verdict, the chosen heads and what editing them does."""
+        """Print the verdict, the selected heads and what editing them does."""
         console, page = console or terminal(), self.page(images=False)
         for sentence in page.verdict:
             console.print(f"- [{TONES[sentence.tone]}]{escape(sentence.text)}[/]", highlight=False)
@@ -98,7 +98,7 @@ class LocatedHeads(Result):
         return bool(studies) and self.located.effect(studies[-1]).tone not in ("unclear", "bad")
 
     def save(self, folder: str | Path) -> Path:
-        """Write the model with the chosen heads edited, as an ordinary folder that transformers loads too."""
+        """Write the model with the selected heads edited, as an ordinary folder that transformers loads too."""
         self.saved(folder)
         return Path(folder)
 
@@ -132,7 +132,7 @@ class LocatedHeads(Result):
         return found
 
     def card(self, saved: Study) -> Card:
-        """The README of the edited model, with the figures of its true forward pass."""
+        """The README of the edited model, with the figures of its full forward pass."""
         located, called = self.located, name_of(str(self.provenance["model"]))
         heads = names_of(located.ranked)
         edit, compared = located.edit_words(saved), saved.changes.comparison
@@ -197,7 +197,7 @@ def answer(
 
 @dataclass(frozen=True)
 class TwoModels:
-    """Direct parts in the gap of the reporting half, of the model that was asked about and of another."""
+    """Direct contributions in the gap of the reporting half, of the model that was asked about and of another."""
 
     other: str  # what the other is called
     ours: HeadMap
@@ -218,7 +218,7 @@ class TwoModels:
         return Sentence(
             f"In {self.other} the gap is {signed(self.theirs.total)} {d.unit}, in this model {signed(self.ours.total)} "
             f"(difference {signed(d.total)}, 95 % interval {signed(d.total_low)} to {signed(d.total_high)}). The "
-            f"direct part of {len(first) or 'no'} of {d.gap.size} heads differs significantly{most}.",
+            f"direct contribution of {len(first) or 'no'} of {d.gap.size} heads differs significantly{most}.",
             tone,
         )
 
@@ -232,7 +232,9 @@ class TwoModels:
             figures = (signed(x.gap[at]) for x in (self.ours, self.theirs, d))
             rows.append([head_name(*at), *figures, ends, p_value(float(d.p_adjusted[at]))])
         columns = ["head", "this model", self.other, "difference", "interval", "p adjusted"]
-        table = PlainTable(caption=f"Heads whose direct part differs most, in {d.unit}", columns=columns, rows=rows)
+        table = PlainTable(
+            caption=f"Heads whose direct contribution differs most, in {d.unit}", columns=columns, rows=rows
+        )
         title = f"Beside {self.other}"
         return [
             Headmaps(title=title, text=self.verdict().text, names=list(named), maps=maps),
@@ -257,7 +259,7 @@ def compare_models(question: Question, other: Question, called: str, level: floa
     both_pairs = isinstance(question.rows, TextPairs) and isinstance(other.rows, TextPairs)
     side = question.rows.sign * other.rows.sign if both_pairs else 1.0
     first, second = question.rows.poles
-    measure = f"difference of direct parts, {called} less this model, {first} minus {second}"
+    measure = f"difference of direct contributions, {called} less this model, {first} minus {second}"
     ours, theirs = (question.parts[rows], question.total[rows]), (side * other.parts[rows], side * other.total[rows])
     return TwoModels(
         called,

@@ -105,8 +105,8 @@ class Decomposer:
         if len(sites) != len(self.stream.blocks) or len({(s.n_heads, s.head_dim) for s in sites}) > 1:
             raise UnsupportedModel(
                 f"{type(model).__name__} has {len(self.stream.blocks)} blocks and attention layers with "
-                f"{sorted({s.n_heads for s in sites})} heads ({len(sites)} layers); one layer a block, all with "
-                "equally many heads, is expected"
+                f"{sorted({s.n_heads for s in sites})} heads ({len(sites)} layers); expected one layer per block, "
+                "all with equally many heads"
             )
         self.n_layers, self.n_heads = len(sites), sites[0].n_heads
         self._follow()

@@ -1,6 +1,6 @@
 """Edits that are searched for: the cheapest one that reaches a wanted gap.
 
-Every edit (kinds, numbers of heads and strengths) is tried on the choosing half. The one that reaches the wanted gap
+Every edit (kinds, numbers of heads and strengths) is tried on the selection half. The one that reaches the wanted gap
 there at the highest accuracy is chosen, and reported on the other half with intervals, beside those that no other edit
 beats in both gap and accuracy. Gains that are told the groups (`gains.py`) are one more, with its figures out of fold.
 """
@@ -29,11 +29,11 @@ COUNTS = (1, 2, 3, 4, 6, 8, 12)
 
 @dataclass(frozen=True)
 class Dose:
-    """One edit: how it fares on the choosing half, and, where it was run there, on the other."""
+    """One edit: how it fares on the selection half, and, where it was run there, on the other."""
 
     kind: str  # with its strength behind @
     heads: tuple[Head, ...]
-    gap: float  # on the choosing half
+    gap: float  # on the selection half
     accuracy: float
     changes: Changes | None = None  # on the reporting half, against the model as it is
 
@@ -55,24 +55,24 @@ class Doses:
 
     metric: str
     target: float  # share of the gap that may be left
-    before: float  # the gap of the model as it is, on the choosing half
+    before: float  # the gap of the model as it is, on the selection half
     tried: tuple[Dose, ...]
     chosen: Dose | None  # with its figures on the other half; None where no edit reaches the target
-    front: tuple[Dose, ...]  # those that no other beats on the choosing half, with their figures on the other
+    front: tuple[Dose, ...]  # those that no other beats on the selection half, with their figures on the other
 
     @property
     def sentence(self) -> str:
         """What was chosen, and whether the other half confirms it."""
         name, share = metric_name(self.metric), round(100 * self.target)
         if self.chosen is None:
-            return f"None of {len(self.tried)} edits brings {name} down to {share} % on the choosing half."
+            return f"None of {len(self.tried)} edits brings {name} down to {share} % on the selection half."
         gap, accuracy = self.chosen.change(self.metric), self.chosen.change("accuracy")
         if gap is None or gap.a is None or gap.b is None or accuracy is None or accuracy.value is None:
             return f"{name} of the chosen edit is undefined on the other half: too few rows."
         reached = "confirmed" if abs(gap.b) <= self.target * abs(gap.a) else "not reached"
         return (
             f"Of {len(self.tried)} edits, {self.chosen.kind} of {_many(self.chosen)} is the cheapest that "
-            f"brings {name} down to {share} % on the choosing half. On the other half it goes from {gap.a:.3f} to "
+            f"brings {name} down to {share} % on the selection half. On the other half it goes from {gap.a:.3f} to "
             f"{gap.b:.3f} ({reached}), and accuracy changes by {signed(100 * accuracy.value, 1)} points."
         )
 
@@ -134,7 +134,7 @@ def find_dose(
     strengths: Sequence[float] = STRENGTHS,
     counts: Sequence[int] = COUNTS,
 ) -> Doses:
-    """Try every kind, number of the ranked heads and strength in true forward passes.
+    """Try every kind, number of the ranked heads and strength in full forward passes.
 
     Gains that are told the groups are tried, too, where passes are fast (on a GPU) or they are asked for.
     """

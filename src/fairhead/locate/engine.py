@@ -4,7 +4,7 @@ A question is about a gap between two poles: that in the evidence for a class be
 (`GapQuestion`), or the log-odds of pairs of texts (`PairQuestion`). Heads are chosen on one half of the rows and
 reported on the other. Every figure of an edit is held against random heads. A direct effect changes the heads' own
 terms and nothing else: later layers and the norms' deviations stay as they were. It costs no forward pass, so hundreds
-of control sets take seconds. A true forward pass (`passes.py`) lets later layers answer.
+of control sets take seconds. A full forward pass (`passes.py`) lets later layers answer.
 """
 
 from abc import ABC, abstractmethod
@@ -64,7 +64,7 @@ class Scores(NamedTuple):
 
 
 class Question(ABC):
-    """A gap, each head's direct part in it, and passes in which heads are edited."""
+    """A gap, each head's direct contribution in it, and passes in which heads are edited."""
 
     located: type[Located]  # what is found, and how it is told
     kinds: tuple[str, ...]  # of edits that it knows
@@ -74,10 +74,10 @@ class Question(ABC):
     rows: Rows  # all n rows
     choosing: Mask  # the half that heads are chosen on, [n] bool
     comparable: Mask  # rows that a gap can be made of, [n] bool
-    parts: Array  # each head's direct part in a row's evidence, [n, L, H]
+    parts: Array  # each head's direct contribution in a row's evidence, [n, L, H]
     other_parts: Array  # those of the embedding and the MLPs, [n, M]
     total: Array  # the evidence itself, [n]
-    edits: HeadEdits  # what is put in a head's place, learned on the choosing half
+    edits: HeadEdits  # what is put in a head's place, learned on the selection half
     gains: Array | None = None  # of the heads, [L, H], where they were learned
     norms: Array | None = None  # how much each head writes, [L, H], for controls matched by it; None for none
     baselines: tuple[str, ...] = ()  # edits of the whole output, which those of heads are compared with
@@ -94,7 +94,7 @@ class Question(ABC):
         return np.flatnonzero(~self.choosing)
 
     def direct_map(self, rows: Mask, level: float, others: bool = False) -> HeadMap:
-        """Each head's direct part in the gap of some rows, or that of the other terms as [1, M]."""
+        """Each head's direct contribution in the gap of some rows, or that of the other terms as [1, M]."""
         parts = self.other_parts[:, None] if others else self.parts
         return self.rows.take(rows).score(parts[rows], self.total[rows], level)
 
@@ -107,7 +107,7 @@ class Question(ABC):
             check_kind(kind, (*cls.kinds, *cls.learned))
 
     def scores(self, found: HeadMap, rows: Mask, plan: LocatePlan) -> Scores:
-        """What heads are ranked by on some rows, where `found` is the map of them: the direct parts, or the effects."""
+        """What heads are ranked by on some rows, whose map is `found`: direct contributions, or effects."""
         return Scores(found.gap, found.p, float(np.sign(found.total)))
 
     def doubts(self, direct: HeadMap, plan: LocatePlan) -> list[str]:
@@ -115,7 +115,7 @@ class Question(ABC):
         return []
 
     def forward_kinds(self, kinds: Sequence[str]) -> Sequence[str]:
-        """The kinds of edits that true forward passes are made with."""
+        """The kinds of edits that full forward passes are made with."""
         return kinds
 
     @abstractmethod
@@ -169,7 +169,7 @@ class Question(ABC):
 
     @abstractmethod
     def details(self, ranked: tuple[Head, ...], plan: LocatePlan) -> dict[str, Any]:
-        """What `located` has of the chosen heads beside what every gap has, by field."""
+        """What `located` has of the selected heads beside what every gap has, by field."""
 
 
 def locate(
@@ -254,7 +254,7 @@ def effects(
 
 @dataclass
 class Proof:
-    """What editing the chosen heads does on the reporting half."""
+    """What editing the selected heads does on the reporting half."""
 
     studies: list[Study] = field(default_factory=list)  # direct effects, one a kind, baselines, forward passes
     curves: dict[str, dict[str, Any]] = field(default_factory=dict)  # of the first study of either way
@@ -263,7 +263,7 @@ class Proof:
 
 
 def prove(question: Question, ranked: tuple[Head, ...], plan: LocatePlan) -> Proof:
-    """Edit the chosen heads and random ones on the reporting half, in every way that was asked for."""
+    """Edit the selected heads and random ones on the reporting half, in every way that was asked for."""
     found = Proof()
     if not ranked:
         return found

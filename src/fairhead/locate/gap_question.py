@@ -62,12 +62,12 @@ class GapQuestion(Question):
         *,
         choosing: Mask | None = None,  # rows to choose heads on, [n] bool; None splits in halves
         # The class whose evidence is looked at; None for the one with the largest gap of selection rates in the
-        # choosing half (of two classes, the last)
+        # selection half (of two classes, the last)
         positive: str | None = None,
         pool: Pool | None = None,  # texts for TextSpan
         # Learns the concept from the rows of a mask [n]; None where it does not come from these rows
         refit: Callable[[Mask], Concept] | None = None,
-        passes: RowPasses | None = None,  # true forward passes over some rows; None where none are asked for
+        passes: RowPasses | None = None,  # full forward passes over some rows; None where none are asked for
         seed: int = 0,  # of the halves
     ) -> None:
         if len(features) != len(evaluation) or evaluation.classes != task.classes:
@@ -121,7 +121,7 @@ class GapQuestion(Question):
     def scores(self, found: HeadMap, rows: Mask, plan: LocatePlan) -> Scores:
         """By the gap, or by how well heads separate the groups along the concept.
 
-        A direction that was learned from the choosing half is not tested on the rows that it was learned from: of two
+        A direction that was learned from the selection half is not tested on the rows that it was learned from: of two
         folds each is tested along the direction that the other gives. The two tests depend on each other, so p is
         twice the mean of theirs (Vovk and Wang, 2020), and 1 where they are on different sides.
         """
@@ -165,11 +165,11 @@ class GapQuestion(Question):
         return share.reshape(self.shape), np.array(p).reshape(self.shape)
 
     def doubts(self, direct: HeadMap, plan: LocatePlan) -> list[str]:
-        """Whether there is a gap at all in the choosing half."""
+        """Whether there is a gap at all in the selection half."""
         if plan.rank not in ("gap", "effect") or direct.has_total:
             return []
         return [
-            "In the choosing half the gap of the evidence as a whole is not significant "
+            "In the selection half the gap of the evidence as a whole is not significant "
             f"({direct.total:.3f} logits, {direct.total_low:.3f} to {direct.total_high:.3f}): which "
             "heads are on its side is uncertain."
         ]

@@ -22,10 +22,10 @@ from fairhead.report.wording import head_name, metric_name, p_value, signed
 from fairhead.stats import Difference, p_text
 
 STAND_IN = (
-    "The text side here is a stand-in (a sentence encoder with a linear map), not the model's own text tower. What is "
-    "said about the heads of the image tower stands; nothing is said about the text tower. Among the texts of a head, "
-    "those of the attribute and the neutral ones have the stand-in's vectors, the others those of the table: trust the "
-    "p against neutral prompts."
+    "The text encoder here is a substitute (a sentence encoder with a linear map), not the model's own. The results "
+    "for the heads of the image encoder are valid; there are none for its text encoder. Among the texts of a head, "
+    "those of the attribute and the neutral ones have the substitute's vectors, the others those of the table: rely on "
+    "the p-value against neutral prompts."
 )
 
 
@@ -38,22 +38,22 @@ class GapLocated(Located):
     task: Task  # classes as directions
     separation: Separation  # Cohen's d and AUC along the concept, on the reporting half
     coupling: Measure  # correlation with the class evidence
-    spans: tuple[HeadTexts, ...]  # TextSpan of the chosen heads; empty without a pool
-    by_class: Mapping[str, HeadMap]  # direct parts for the other classes, where there are many
+    spans: tuple[HeadTexts, ...]  # TextSpan of the selected heads; empty without a pool
+    by_class: Mapping[str, HeadMap]  # direct contributions for the other classes, where there are many
 
     shown: ClassVar[tuple[str, ...]] = ("cramers_v", "DP", "EOd")
     in_table: ClassVar[tuple[str, ...]] = ("evidence_gap", *shown, "accuracy")
     gaps: ClassVar[tuple[str, ...]] = ("evidence_gap", *shown)
     figure: ClassVar[str] = "metric"
-    caption: ClassVar[str] = "p: of random heads lowering it as much, matched by layer or by how much they write"
+    caption: ClassVar[str] = "p: random heads lower it as much, matched by layer or by output norm"
     edit_names: ClassVar[Mapping[str, str]] = {
-        "mean": "replacing what they write by its balanced mean",
-        "zero": "silencing them",
+        "mean": "replacing their output by its balanced mean",
+        "zero": "setting them to zero",
         "resample": "giving them another row's output",
-        "project": "erasing the group from what they write (LEACE)",
+        "project": "erasing the group from their output (LEACE)",
         "splince": "erasing the group and keeping the label's covariance (SPLINCE)",
-        "gain": "scaling what they write about its mean",
-        "balance": "fitting the last layer with clusters balanced",
+        "gain": "scaling their output around its mean",
+        "balance": "refitting the last layer with balanced clusters",
     }
 
     @property
@@ -66,7 +66,7 @@ class GapLocated(Located):
     def title(self) -> str:
         """Of the report."""
         task = f" in the task “{self.rows.target}”" if self.rows.target else ""
-        return f"Heads that carry {self.concept.name}{task}"
+        return f"Heads that contribute to {self.concept.name}{task}"
 
     @property
     def question(self) -> str:
@@ -74,31 +74,30 @@ class GapLocated(Located):
         first, second = self.concept.poles
         by = f" by {self.rows.target}" if self.rows.target else ""
         return (
-            f"A model sorts {self.rows.noun}{by} into {', '.join(self.task.classes)} ({self.task.origin}). Which "
-            f"attention heads carry a difference between {first} and {second} in the evidence for {self.evidence}, "
-            "and what happens to the gaps when those heads are changed? All attributes are perceived ones."
+            f"A model classifies {self.rows.noun}{by} into {', '.join(self.task.classes)} ({self.task.origin}). Which "
+            f"attention heads contribute to a difference between {first} and {second} in the evidence for "
+            f"{self.evidence}, and what happens to the gaps when those heads change? All attributes are perceived ones."
         )
 
     def opening(self) -> Sentence:
         """Which heads, their part in the gap, and the best of them along the concept."""
         if not self.ranked:
             what = (
-                "No head carries a significant part of the gap"
+                "No head contributes significantly to the gap"
                 if self.effect_map is None
-                else "No head, taken out alone in a true forward pass, lowers the gap significantly"
+                else "No head, edited alone in a full forward pass, lowers the gap significantly"
             )
-            return Sentence(f"{what} in the half that heads are chosen on.", "unclear")
+            return Sentence(f"{what} in the selection half.", "unclear")
         auc = self.separation.auc
         best = max(self.ranked, key=lambda head: abs(auc.value[head] - 0.5))
         return Sentence(
-            f"{self.headline()} {self._part()} Along {self.concept.name}, {head_name(*best)} separates the "
-            f"groups best of them, with an AUC of {auc.value[best]:.2f} ({auc.low[best]:.2f} to {auc.high[best]:.2f}; "
-            "0.5 is not at all).",
+            f"{self.headline()} {self._part()} Along {self.concept.name}, {head_name(*best)} separates the groups "
+            f"best, with an AUC of {auc.value[best]:.2f} ({auc.low[best]:.2f} to {auc.high[best]:.2f}; 0.5 is chance).",
             "note" if self.confirmed else "unclear",
         )
 
     def _part(self) -> str:
-        """The chosen heads' part in the gap; as a share where the whole is significant."""
+        """The selected heads' part in the gap; as a share where the whole is significant."""
         gap = self.head_map
         whole = f"{signed(gap.total)} logits, 95 % interval {signed(gap.total_low)} to {signed(gap.total_high)}"
         other = "the other half" if self.chosen_here else "the reporting half"
@@ -131,7 +130,7 @@ class GapLocated(Located):
         if behind is not None and behind.a is not None and behind.b is not None:
             ends = (signed(x).removeprefix("+") for x in (behind.a, behind.b))
             gap = f"from {' to '.join(ends)} logits ({interval(behind)})"
-            text += f" The gap of the evidence for {self.evidence} goes {gap}."
+            text += f" The gap in the evidence for {self.evidence} goes {gap}."
         if accuracy is not None and accuracy.value is not None:
             points = f"{signed(100 * accuracy.value, 1)} points ({interval(accuracy, 100, 1)})"
             text += f" Accuracy changes by {points}."
@@ -148,7 +147,7 @@ class GapLocated(Located):
             lost += [self._named(study)] if study.way == "output" and not beaten else []
         if not told:
             return []
-        text = "The edit of heads beside erasure without heads. " + "; ".join(told) + "."
+        text = "The edit of heads compared with erasure without heads. " + "; ".join(told) + "."
         if lost:
             text += f" Heads do not beat {' or '.join(lost)}."
         return [Sentence(text, "unclear" if lost else "note")]
@@ -174,23 +173,22 @@ class GapLocated(Located):
                 yield study, gap, other["accuracy"]
 
     def _named(self, study: Study) -> str:
-        where = {"together": "the chosen heads' sum", "output": "the whole output"}[study.way]
+        where = {"together": "the selected heads' sum", "output": "the whole output"}[study.way]
         erasure = {"project": f"LEACE of {where}", "splince": f"SPLINCE of {where}"}
         return erasure.get(study.kind, self.edit_names[study.kind])
 
     def done(self) -> str:
         """How it was found."""
         n, noun = (int(self.choosing.sum()), int((~self.choosing).sum())), self.rows.noun
-        origin = f"chosen on {n[0]} {noun}" if self.chosen_here else self.origin
+        origin = f"selected on {n[0]} {noun}" if self.chosen_here else self.origin
         learned = "the first" if self.chosen_here else f"the other {n[0]}"
         text = (
-            f"The output representation was taken apart into an exact sum of terms, one a head. The direction of "
-            f"{self.concept.name} comes from {self.concept.origin}. Heads were {origin}; every figure here is of "
+            f"The output representation was decomposed into an exact sum of terms, one per head. The direction of "
+            f"{self.concept.name} comes from {self.concept.origin}. Heads were {origin}; every figure here comes from "
             f"{'the other ' if self.chosen_here else ''}{n[1]} {noun}. Edits were learned on {learned}."
         )
         if self.spans or self.extremes:
-            ends = f"the {noun} at the ends of a head's axis, which know no groups, are of all {sum(n)}"
-            text += f" TextSpan and {ends}."
+            text += f" TextSpan and the {noun} at the ends of a head's axis use all {sum(n)}, without groups."
         return text
 
     def maps(self) -> dict[str, Section]:
@@ -203,21 +201,21 @@ class GapLocated(Located):
             f"{signed(of_others)} from the embedding and the MLPs, {signed(whole - of_heads - of_others)} from "
             "biases, which the norms scale differently from row to row."
         )
-        of = f"the gap of the evidence for {self.evidence}"
-        maps = {"Direct part": self.mapped(self.head_map, f"Each head's part in {of}", rest)}
+        of = f"the gap in the evidence for {self.evidence}"
+        maps = {"Direct contribution": self.mapped(self.head_map, f"Each head's contribution to {of}", rest)}
         if self.effect_map is not None:
             lost, direct = self.effect_map.gap.ravel(), self.head_map.gap.ravel()
-            text = "Each head alone was edited in a true forward pass; heads were ranked by what the gap then lost."
+            text = "Each head alone was edited in a full forward pass; heads are ranked by how much the gap shrinks."
             if self.exact is not None:
-                text += f" {len(self.exact)} heads were run; the others are estimated from gradients."
+                text += f" {len(self.exact)} heads were run; the others were estimated from gradients."
             if lost.std() and direct.std():
                 alike = signed(float(np.corrcoef(lost, direct)[0, 1]), 2)
-                text += f" Over all heads this and the direct part correlate by {alike}."
-            maps["Effect"] = self.mapped(self.effect_map, f"What {of} loses without each head", text)
+                text += f" Over all heads, this and the direct contribution correlate by {alike}."
+            maps["Effect"] = self.mapped(self.effect_map, f"How much {of} shrinks without each head", text)
         if self.gains is not None:
-            text = "Each head's gain less 1; most are 1."
+            text = "Each head's gain minus 1; most gains are 1."
             about = {"measure": "gain − 1", "unit": "", "values": (self.gains - 1).tolist()}
-            maps["Gain"] = self.mapped(about, "Gains of the heads, which are the edit", text)
+            maps["Gain"] = self.mapped(about, "Gains of the heads (the edit)", text)
         d = self.separation.d
         along = {
             "measure": f"Cohen's d along {self.concept.name}, {first} minus {second}",
@@ -230,13 +228,13 @@ class GapLocated(Located):
         title = f"How well each head separates {first} from {second} along the concept"
         maps[f"Along {self.concept.name}"] = self.mapped(along, title)
         for name, found in self.by_class.items():
-            title = f"Each head's part in the gap of the evidence for “{name}”"
-            maps[f"Direct part, “{name}”"] = self.mapped(found, title)
+            title = f"Each head's contribution to the gap in the evidence for “{name}”"
+            maps[f"Direct contribution, “{name}”"] = self.mapped(found, title)
         return dict(list(maps.items())[:MOST])
 
     def facts(self, head: Head) -> list[Fact]:
         """The figures of a head."""
-        maps = [("Direct part, logits", self.head_map)]
+        maps = [("Direct contribution, logits", self.head_map)]
         if self.effect_map is not None:
             estimated = self.exact is not None and head not in self.exact
             maps.append((f"Lost without it{' (estimated)' if estimated else ''}, logits", self.effect_map))

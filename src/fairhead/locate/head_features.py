@@ -321,7 +321,7 @@ class Pool:
         vectors = np.concatenate([np.asarray(v, dtype=np.float64) for v in parts if v is not None and len(v)])
         texts = (*general, *attribute, *neutral)
         if len(texts) != len(vectors):
-            raise InputError(f"the pool has {len(texts)} texts and {len(vectors)} vectors; one a text is expected")
+            raise InputError(f"the pool has {len(texts)} texts and {len(vectors)} vectors; expected one per text")
         place = np.repeat([0, 1, 2], [len(general), len(attribute), len(neutral)])
         return cls(texts, vectors, place == 1, place == 2)
 

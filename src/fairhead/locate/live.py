@@ -1,4 +1,4 @@
-"""Heads tried out by hand: what an edit of them changes, at once from stored parts, or in a true forward pass.
+"""Heads tried out by hand: what an edit of them changes, at once from stored parts, or in a full forward pass.
 
 One page on 127.0.0.1 asks, for one user: the address holds a random token, and other origins are refused.
 """
@@ -51,7 +51,7 @@ class Live:
 
     @cached_property
     def map(self) -> Mapping[str, Any]:
-        """The direct part of each head in the gap of the reporting half, [L, H], and which heads were chosen."""
+        """Each head's direct contribution to the gap of the reporting half, [L, H], and which heads were selected."""
         question = self.question
         found = question.direct_map(~question.choosing & question.comparable, self.plan.level)
         return {
@@ -88,7 +88,7 @@ class Live:
         return {"heads": [head_name(*head) for head in chosen], "figures": figures, "controls": len(sets), "note": note}
 
     def prove(self, heads: Sequence[Sequence[int]], kind: str) -> dict[str, Any]:
-        """The same in a true forward pass, paired, with intervals."""
+        """The same in a full forward pass, paired, with intervals."""
         chosen = self._heads(heads, kind, some=True)
         with self._one_at_a_time:
             before, after = self.question.forward(self.question.reported, kind)([(), chosen])

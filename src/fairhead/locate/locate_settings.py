@@ -36,7 +36,7 @@ class Source:
         texts: texts for TextSpan (.npz with texts, vectors).
         concept_from: source of the group direction; auto uses prompts if there is a text encoder, otherwise leace.
         orthogonal: remove the class directions from the concept.
-        calibrate: predict each zero-shot class as often as it occurs in the selecting half.
+        calibrate: predict each zero-shot class as often as it occurs in the selection half.
         terms: how to attribute biases and the centring of the final layer norm: own centres each head and keeps biases
             separate; prs distributes both equally over the heads, as the published decomposition of CLIP does.
         evidence: class whose evidence to analyse; the default is the class with the largest gap.

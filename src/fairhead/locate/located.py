@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 SCHEMA = "fairhead.headmap/1"
 # How an edit was made: of one study, and of curves.
 WAYS = {
-    "direct": ("direct effect alone", "direct effect alone"),
-    "forward": ("as a true forward pass", "true forward passes"),
-    "together": ("of what the chosen heads together add to the output", "the chosen heads together"),
-    "output": ("of the whole output, in place of heads", "the whole output"),
+    "direct": ("direct effect only", "direct effect only"),
+    "forward": ("full forward pass", "full forward passes"),
+    "together": ("of what the selected heads together add to the output", "the selected heads together"),
+    "output": ("of the whole output, instead of heads", "the whole output"),
 }
 _CARDS = 400  # heads that have a card each on a page
 
@@ -59,24 +59,24 @@ class Located(ABC):
     """What `locate` finds. Maps and figures are of the reporting half."""
 
     rows: Rows  # all rows, of both halves
-    choosing: Mask  # those of the choosing half, [n] bool
-    head_map: HeadMap  # each head's direct part in the gap, the chosen heads marked
+    choosing: Mask  # those of the selection half, [n] bool
+    head_map: HeadMap  # each head's direct contribution in the gap, the selected heads marked
     other_map: HeadMap  # parts of the embedding and the MLPs, [1, M]
     # What the gap loses without each head alone, in forward passes; None unless ranked by it
     effect_map: HeadMap | None
     exact: tuple[Head, ...] | None  # heads whose effect was run and not estimated; None for all of them
-    ranked: tuple[Head, ...]  # the chosen heads, best first
+    ranked: tuple[Head, ...]  # the selected heads, best first
     studies: tuple[Study, ...]  # effects of editing them; empty where none was chosen
     curves: Mapping[str, dict[str, Any]]  # dose–response curves of the first study of either way, direct and forward
     extremes: tuple[Extremes, ...]  # rows at the ends of each chosen head
-    edits: HeadEdits  # what was learned for editing heads, on the choosing half
+    edits: HeadEdits  # what was learned for editing heads, on the selection half
     notes: tuple[str, ...]  # what should be known, in sentences
     gains: Array | None = None  # of the heads, [L, H], where the edit is that
     doses: "Doses | None" = None  # the cheapest edit that reaches a wanted gap, where one was wanted
     beside: "TwoModels | None" = None  # the head map of another model, where one was given
-    # Of the chosen heads, those that are significant in the reporting half, too: Holm over the chosen ones alone
+    # Of the selected heads, those that are significant in the reporting half, too: Holm over the chosen ones alone
     confirmed: tuple[Head, ...] = ()
-    chosen_here: bool = True  # whether the heads were chosen on the choosing half
+    chosen_here: bool = True  # whether the heads were chosen on the selection half
     origin: str = "named"  # what they were where they were not
 
     shown: ClassVar[tuple[str, ...]]  # figures that have a section of their own
@@ -148,14 +148,14 @@ class Located(ABC):
         """The report; with `images`, those at the ends of each head's axis are shown."""
         maps = self.maps()
         sections: list[Section] = [
-            Text(title="What was done", text="\n\n".join([self.done(), *notes, *self.notes, *self.limits])),
-            Headmaps(title="Maps of the heads", names=list(maps), maps=list(maps.values())),
+            Text(title="Method", text="\n\n".join([self.done(), *notes, *self.notes, *self.limits])),
+            Headmaps(title="Head maps", names=list(maps), maps=list(maps.values())),
             *([] if self.beside is None else self.beside.sections()),
         ]
         if self.ranked:
             effects, beside = self._effects(), self.baseline_table()
             sections += [self._cards(images), *self.sections()]
-            sections.append(PlainTables(title="What editing them changes", tables=[effects]))
+            sections.append(PlainTables(title="Effects of editing the selected heads", tables=[effects]))
             for study in self._told:
                 sections += self._study_sections(study)
             if beside is not None:
@@ -171,7 +171,7 @@ class Located(ABC):
         )
 
     def to_dict(self, provenance: Mapping[str, Any], notes: Sequence[str] = ()) -> dict[str, Any]:
-        """The JSON form: maps [layers][heads], the chosen heads, and the effects of editing them."""
+        """The JSON form: maps [layers][heads], the selected heads, and the effects of editing them."""
         # Where others were estimated, the heads that were run.
         run = {} if self.exact is None else {"exact": [list(head) for head in sorted(self.exact)]}
         content = {
@@ -196,7 +196,7 @@ class Located(ABC):
 
     @property
     def half_sha256(self) -> str | None:
-        """A hash of who is in the choosing half, to tell later whether heads were chosen on it; None without ids."""
+        """A hash of who is in the selection half, to tell later whether heads were chosen on it; None without ids."""
         if self.rows.ids is None:
             return None
         return hashlib.sha256(
@@ -220,12 +220,12 @@ class Located(ABC):
             how = self.origin if self.gains is None else "given a gain"
             return f"{names_of(chosen)} {were} {how}. {count} {are} significant on the reporting half{which}."
         return (
-            f"{count} chosen heads confirmed on the other half{which}. ({names_of(chosen)}, of "
-            f"{self.head_map.gap.size} heads, {were} chosen on one half of the {self.rows.noun}.)"
+            f"{count} selected heads confirmed on the other half{which}. ({names_of(chosen)}, of "
+            f"{self.head_map.gap.size} heads, {were} selected on one half of the {self.rows.noun}.)"
         )
 
     def mapped(self, found: HeadMap | Mapping[str, Any], title: str, text: str = "") -> Section:
-        """A map for the page, with the chosen heads marked, and those of them that are confirmed."""
+        """A map for the page, with the selected heads marked, and those of them that are confirmed."""
         content = found.to_dict() if isinstance(found, HeadMap) else found
         cards = [*self.ranked, *self._other_cards] if self.ranked else []
         marks = {"selected": sorted(self.ranked), "confirmed": sorted(self.confirmed), "cards": cards}
@@ -249,7 +249,7 @@ class Located(ABC):
             note = "" if ends.head in self.confirmed else "not confirmed"
             cards.append(HeadCard(head=ends.head, facts=self.facts(ends.head), note=note, **self.ends(ends, images)))
         return TopHeads(
-            title="Chosen heads",
+            title="Selected heads",
             text="Texts in bold name the attribute." if any(card.texts for card in cards) else "",
             poles=self.rows.poles,
             heads=cards,
@@ -264,7 +264,7 @@ class Located(ABC):
             if metric in self.shown
         ]
         if study.changes.comparison is not None:
-            names = {"a_name": "the model as it is", "b_name": "with the heads changed"}
+            names = {"a_name": "the original model", "b_name": "the edited model"}
             sections.append(Compared(title=f"{title}: every metric", comparison=study.changes.comparison, **names))
         return sections
 
@@ -284,7 +284,7 @@ class Located(ABC):
                 p = ("" if ablation is None else p_value(ablation.p_controls) for ablation in tested)
                 rows.append([name, number(change.a), number(change.b), f"{signed(change.value)}{low}", *p])
         columns = [self.figure, "before", "after", "change", "p layer", *(["p norm"] if by_norm else [])]
-        return PlainTable(caption=f"Effects of editing them; {self.caption}", columns=columns, rows=rows)
+        return PlainTable(caption=f"Effects of editing the selected heads; {self.caption}", columns=columns, rows=rows)
 
 
 def _curve_section(found: Mapping[str, Any], way: str) -> Curve:
@@ -296,7 +296,7 @@ def _curve_section(found: Mapping[str, Any], way: str) -> Curve:
             name = f"+ {head_name(*point['heads'][-1])}" if point["heads"] else "no head"
             points.append(Step(name=name, value=finite(point[metric])))
         panels.append(Steps(metric=metric, points=points))
-    text = "Heads are changed one after the other, in the order of their rank."
+    text = "Heads are edited one after another, in the order of their rank."
     return Curve(title=f"Dose and response ({WAYS[way][1]})", text=text, panels=panels)
 
 
@@ -315,7 +315,7 @@ def outcome(change: Difference, ablation: Ablation | None) -> Sentence:
         return Sentence("", "unclear")
     if not change.significant:  # p is about who is where, the interval about the size of the gap
         moved = change.p_adjusted is not None and change.p_adjusted <= ALPHA
-        why = "the interval of the change holds 0" if moved else p_text(change.p_adjusted)
+        why = "the interval of the change includes 0" if moved else p_text(change.p_adjusted)
         return Sentence(f" Not significant ({why}).", "unclear")
     if abs(change.b) > abs(change.a):
         side = ", on the other side" if change.a * change.b < 0 else ""
@@ -327,8 +327,8 @@ def outcome(change: Difference, ablation: Ablation | None) -> Sentence:
     if ablation.p_controls <= ALPHA:
         return Sentence("", "good")
     if ablation.percentile == 0:
-        return Sentence(" No control does as much, but there are too few of them to rule out chance.", "note")
-    return Sentence(" So the effect is not special to the chosen heads.", "unclear")
+        return Sentence(" No control does as much, but there are too few controls to rule out chance.", "note")
+    return Sentence(" So the effect is not specific to the selected heads.", "unclear")
 
 
 def among_controls(ablation: Ablation) -> str:
@@ -342,7 +342,7 @@ def among_controls(ablation: Ablation) -> str:
     count = round(ablation.percentile * len(ablation.controls))
     falls = ablation.change.value is None or ablation.change.value <= 0
     if len(ablation.controls) == 1:
-        return "There is one control set of the same layers alone, which is no test."
+        return "There is only one control set of the same layers, too few for a test."
     what = "lower it as much" if falls else "raise it less, or lower it"
     sets = f"Of {len(ablation.controls)} control sets of the same layers"
     return f"{sets}, {count} {what} ({p_text(ablation.p_controls)})."

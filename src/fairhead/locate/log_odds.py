@@ -244,7 +244,7 @@ def _unembedding_of(model: Any) -> _Unembedding:
     last = model.get_output_embeddings()
     if not isinstance(last, nn.Linear):
         raise UnsupportedModel(
-            f"the output layer of {type(model).__name__} is a {type(last).__name__}; a linear layer is expected"
+            f"the output layer of {type(model).__name__} is a {type(last).__name__}; expected a linear layer"
         )
     config = model.config.get_text_config()
     scale = float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)

@@ -40,23 +40,23 @@ class PairLocated(Located):
 
     rows: TextPairs
     sums: Mapping[str, float]  # mean log-odds of the reporting half by heads, embedding and MLPs, biases and entropy
-    # The chosen heads' direct part (with its interval, and p corrected by Holm) in the mean log-odds of each category
+    # The selected heads' direct contribution to the mean log-odds of each category, with its interval and Holm's p
     by_category: tuple[Mapping[str, Any], ...]
 
     shown: ClassVar[tuple[str, ...]] = ("log_odds", "log_odds_size", "ss", "nll", "lms")
     in_table: ClassVar[tuple[str, ...]] = shown
     gaps: ClassVar[tuple[str, ...]] = ("log_odds", "log_odds_size", "ss")
     figure: ClassVar[str] = "figure"
-    caption: ClassVar[str] = "p layer: of random heads of the same layers lowering it as much"
+    caption: ClassVar[str] = "p layer: random heads of the same layers lower it as much"
     edit_names: ClassVar[Mapping[str, str]] = {
-        "mean": "replacing what they write by its mean",
-        "zero": "silencing them",
-        "resample": "giving them what they wrote at a token of another text",
+        "mean": "replacing their output by its mean",
+        "zero": "setting them to zero",
+        "resample": "replacing their output by that at a token of another text",
     }
     limits: ClassVar[tuple[str, ...]] = (
-        "A head's direct part is the slope of the log-odds in what the head itself writes to the last layer; what it "
-        "does through later layers is not in it, and shows in forward passes alone. What the entropy of the "
-        "predictions adds belongs to no head. Log-odds of pairs also hold how common the words of each group are, "
+        "A head's direct contribution is the slope of the log-odds in what the head itself writes to the last layer; "
+        "what it does through later layers is not included, and shows only in forward passes. What the entropy of the "
+        "predictions adds belongs to no head. Log-odds of pairs also depend on how common the words of each group are, "
         "stereotype or not.",
     )
 
@@ -69,15 +69,15 @@ class PairLocated(Located):
     @property
     def title(self) -> str:
         """Of the report."""
-        return f"Heads that carry the stereotypes of {self.name}"
+        return f"Heads that contribute to the stereotypes of {self.name}"
 
     @property
     def question(self) -> str:
         """What is asked."""
         return (
             f"A language model reads pairs of texts of {self.name}, a stereotype and an anti-stereotype. Which "
-            "attention heads make the one likelier than the other, and what happens to the log-odds when those heads "
-            "are changed?"
+            "attention heads make the one more likely than the other, and what happens to the log-odds when those "
+            "heads change?"
         )
 
     def opening(self) -> Sentence:
@@ -90,11 +90,13 @@ class PairLocated(Located):
             + ("" if whole.has_total else ", not significant")
         )
         if not self.ranked:
-            text = f"{opening}. No head carries a significant part of that in the half that heads are chosen on."
+            text = f"{opening}. No head contributes significantly to them in the selection half."
             return Sentence(text, "unclear")
         ranking = self.effect_map or whole
         part = sum(ranking.gap[head] for head in self.ranked)
-        what = "their direct part is" if self.effect_map is None else "what is lost without each alone adds up to"
+        what = (
+            "their direct contribution is" if self.effect_map is None else "the effects of editing each alone add up to"
+        )
         tone, half = "note" if self.confirmed else "unclear", "other" if self.chosen_here else "reporting"
         return Sentence(f"{self.headline()} {opening}. In the {half} half {what} {signed(part)} nats.", tone)
 
@@ -111,7 +113,7 @@ class PairLocated(Located):
         if damage is not None and damage.value is not None:
             cost = damage.low is not None and damage.low > 0
             how = "less" if damage.value > 0 else "more"
-            text += f" The texts become {how} likely: {signed(-damage.value)} nats a token ({interval(damage, -1)})."
+            text += f" The texts become {how} likely: {signed(-damage.value)} nats per token ({interval(damage, -1)})."
         found = outcome(change, ablation)
         modest = found.tone == "good" and (cost or study.way == "direct")
         return Sentence(text + found.text, "note" if modest else found.tone)
@@ -120,25 +122,25 @@ class PairLocated(Located):
         """How it was found."""
         n = int(self.choosing.sum()), int((~self.choosing).sum())
         sums = "; ".join(f"{name} {signed(value)}" for name, value in self.sums.items())
-        origin = f"chosen on {n[0]} pairs" if self.chosen_here else self.origin
+        origin = f"selected on {n[0]} pairs" if self.chosen_here else self.origin
         return (
-            "The log-odds of each pair were taken apart into a sum of terms, one a head, with each position's own "
-            f"norm. Heads were {origin}; every figure here is of {n[1]} pairs. Edits act on all tokens and were "
+            "The log-odds of each pair were decomposed into a sum of terms, one per head, with each position's own "
+            f"norm. Heads were {origin}; every figure here comes from {n[1]} pairs. Edits act on all tokens and were "
             f"learned on the other {n[0]}. Mean log-odds by term, in nats: {sums}."
         )
 
     def maps(self) -> dict[str, Section]:
-        """The direct parts, and what is lost without each head."""
-        maps = {"Direct part": self.mapped(self.head_map, "Each head's direct part in the log-odds")}
+        """The direct contributions, and what is lost without each head."""
+        maps = {"Direct contribution": self.mapped(self.head_map, "Each head's direct contribution to the log-odds")}
         if self.effect_map is not None:
-            maps["Effect"] = self.mapped(self.effect_map, "What is lost of the log-odds without each head")
+            maps["Effect"] = self.mapped(self.effect_map, "How much the log-odds fall without each head")
         return maps
 
     def sections(self) -> list[Section]:
         """Parts by category, and the pairs at the ends of heads."""
         lines = [
-            f"{one['value']} ({one['n']} pairs, log-odds {signed(one['log_odds'], 2)}): part of the chosen heads "
-            f"{signed(one['part'])} ({signed(one['low'])} to {signed(one['high'])}, adjusted p "
+            f"{one['value']} ({one['n']} pairs, log-odds {signed(one['log_odds'], 2)}): contribution of the selected "
+            f"heads {signed(one['part'])} ({signed(one['low'])} to {signed(one['high'])}, adjusted p "
             f"{p_value(one['p_adjusted'])})"
             for one in self.by_category
         ]
@@ -152,7 +154,7 @@ class PairLocated(Located):
     def facts(self, head: Head) -> list[Fact]:
         """The figures of a head."""
         facts = []
-        maps = {"Direct part, nats": self.head_map, "Lost without it, nats": self.effect_map}
+        maps = {"Direct contribution, nats": self.head_map, "Lost without it, nats": self.effect_map}
         for name, found in ((name, found) for name, found in maps.items() if found is not None):
             ends = f"{signed(found.low[head])} to {signed(found.high[head])}"
             note = f"{ends}, adjusted p {p_value(float(found.p_adjusted[head]))}"
@@ -182,7 +184,7 @@ class PairLocated(Located):
 
 
 class PairQuestion(Question):
-    """The log-odds of pairs of texts, seen from the pole that the choosing half prefers."""
+    """The log-odds of pairs of texts, seen from the pole that the selection half prefers."""
 
     located = PairLocated
     kinds = TEXT_KINDS
@@ -211,7 +213,7 @@ class PairQuestion(Question):
         self.choosing = halves_of_pairs(pairs, seed)
         self.comparable = np.ones(len(pairs), dtype=bool)
         self._sequences = encoded_texts(scorer, pairs)
-        # Seen from the pole that the choosing half prefers, so that a fall always means a smaller gap.
+        # Seen from the pole that the selection half prefers, so that a fall always means a smaller gap.
         prefers = float(pairs.weights[self.choosing] @ terms.log_odds[self.choosing])
         self.rows: TextPairs = replace(pairs, sign=-1.0 if prefers < 0 else 1.0)
         self.edits: TextEdits = TextEdits.learn_texts(scorer, self._texts(np.flatnonzero(self.choosing)), seed)
@@ -269,7 +271,7 @@ class PairQuestion(Question):
         return Extremes.of(head, self.parts[rows, head.layer, head.head], count or _EXTREMES, rows)
 
     def details(self, ranked: tuple[Head, ...], plan: LocatePlan) -> dict[str, Any]:
-        """Log-odds by term, and the chosen heads' part by category."""
+        """Log-odds by term, and the selected heads' part by category."""
         kept, rows = self.terms.take(self.reported), self.rows.take(self.reported)
         sums = {name: float(rows.weights @ values) for name, values in whole(kept)}
         return {"sums": sums, "by_category": parts_by_category(kept, rows, ranked, plan.level)}
@@ -278,7 +280,7 @@ class PairQuestion(Question):
 def parts_by_category(
     terms: PairTerms, rows: TextPairs, ranked: Sequence[Head], level: float = 0.95
 ) -> tuple[dict[str, Any], ...]:
-    """The chosen heads' direct part, together, in every category that has enough pairs; Holm over them."""
+    """The selected heads' direct contribution, together, in every category that has enough pairs; Holm over them."""
     if not ranked:
         return ()
     together = np.sum([terms.heads[:, layer, head] for layer, head in ranked], axis=0)

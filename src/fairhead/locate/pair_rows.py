@@ -95,7 +95,7 @@ class TextPairs:
 
     def score(self, parts: Array, total: Array, level: float = 0.95, measure: str | None = None) -> HeadMap:
         """The weighted mean of parts [n, layers, heads] of the log-odds [n]."""
-        measure = measure or f"direct part in the log-odds, {self.poles[0]} minus {self.poles[1]}"
+        measure = measure or f"direct contribution in the log-odds, {self.poles[0]} minus {self.poles[1]}"
         how: dict[str, Any] = {"weights": self.weights, "clusters": self.clusters, "names": self.poles}
         return score_pairs(parts, total, level=level, measure=measure, **how)
 
@@ -197,7 +197,7 @@ def _linked(pairs: Sequence[tuple[str, str]]) -> NDArray[np.int64]:
 
 
 def halves_of_pairs(pairs: TextPairs, seed: int = 0) -> Mask:
-    """The choosing half, [n] bool: whole clusters, drawn at random; too few of them are refused."""
+    """The selection half, [n] bool: whole clusters, drawn at random; too few of them are refused."""
     clusters = len(np.unique(pairs.clusters))
     if clusters < 4:
         raise InputError(

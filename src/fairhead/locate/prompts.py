@@ -127,7 +127,7 @@ def read_prompts(path: str | os.PathLike[str]) -> PromptFile:
         raise InputError(f"{path} should hold templates, concept and classes by name")
     for key in content:
         if key not in ("templates", "concept", "classes"):
-            raise InputError(f"{path} has {key!r}; templates, concept and classes are expected")
+            raise InputError(f"{path} has {key!r}; expected templates, concept and classes")
     templates = _words(content["templates"], f"{path}: templates") if "templates" in content else None
     if templates is not None:
         check_templates(templates)

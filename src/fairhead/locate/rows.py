@@ -97,7 +97,7 @@ class Evaluation:
     def farthest(self, logits: Array, choosing: Mask) -> tuple[int, int]:
         """The two groups, by their places in `names`, whose rates of some predicted class differ most.
 
-        The predictions, [n, C], are of the choosing half. Pairs that cannot be compared within as many classes as
+        The predictions, [n, C], are of the selection half. Pairs that cannot be compared within as many classes as
         others can take no part.
         """
         shared = self.shared_classes(choosing)
@@ -203,7 +203,7 @@ def halves(cells: NDArray[np.integer], clusters: NDArray[np.integer] | None, see
 
 
 def halves_of(evaluation: Evaluation, seed: int = 0) -> Mask:
-    """The choosing half that is taken by default, [n] bool; one of two groups that a half has not is refused."""
+    """The selection half that is taken by default, [n] bool; one of two groups that a half has not is refused."""
     choosing = halves(len(evaluation.names) * evaluation.labels + evaluation.groups, evaluation.clusters, seed)
     if not evaluation.others:
         check_halves(evaluation, choosing)

@@ -229,7 +229,7 @@ class Session:
     notes: tuple[str, ...]  # what was left out, in sentences
 
     def task(self, choosing: Mask) -> Task:
-        """The classes as directions: the model's classifier, prompts, or a probe fitted on the choosing half."""
+        """The classes as directions: the model's classifier, prompts, or a probe fitted on the selection half."""
         classes = self.evaluation.classes
         if self.own is not None:
             self._check_logits(self.own)
@@ -260,21 +260,21 @@ class Session:
             )
 
     def between_farthest(self, task: Task, choosing: Mask) -> "Session":
-        """The same with the two groups as poles whose predictions differ most in the choosing half."""
+        """The same with the two groups as poles whose predictions differ most in the selection half."""
         rows = self.evaluation
         shared = rows.shared_classes(choosing)
         few = [name for name, most in zip(rows.names, shared.max(0), strict=True) if most < shared.max()]
         rows = rows.between(*rows.farthest(task.logits(self.features.output[choosing]), choosing))
         note = (
             f"{rows.group_by} has {len(rows.names)} groups. Maps of heads and erasure are between {rows.poles[0]} and "
-            f"{rows.poles[1]}, whose predictions differ most in the choosing half; metrics are over all of them."
+            f"{rows.poles[1]}, whose predictions differ most in the selection half; metrics are over all of them."
         )
         if few:
             note += f" Too few {rows.noun} to compare heads within a class: {', '.join(few)}."
         return replace(self, evaluation=rows, notes=(*self.notes, note))
 
     def concept(self, task: Task, choosing: Mask) -> Concept:
-        """The concept's direction, from prompts or from the choosing half."""
+        """The concept's direction, from prompts or from the selection half."""
         can = self.text is not None and self.prompts is not None
         method = self.source.concept_from
         if method == "auto":
@@ -314,7 +314,7 @@ class Session:
         return Pool.of(texts, known, attribute, self.text(attribute), neutral, self.text(neutral) if neutral else None)
 
     def edits_everywhere(self, choosing: Mask) -> HeadEdits:
-        """What is put in a head's place at every token, learned on the choosing half: a pass over its rows."""
+        """What is put in a head's place at every token, learned on the selection half: a pass over its rows."""
         rows = np.flatnonzero(choosing & comparable_rows(self.evaluation, choosing)[0])
         cells = self.evaluation.take(rows).cells
         return HeadEdits.learn_everywhere(self.decomposer, self.inputs.batches(rows), cells)

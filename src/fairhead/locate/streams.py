@@ -162,7 +162,7 @@ def _blocks_of(base: nn.Module) -> tuple[str, Sequence[nn.Module]]:
     if len(outer) != 1:
         names = ", ".join(name for name, _ in outer) or "none"
         raise UnsupportedModel(
-            f"{type(base).__name__} has {len(outer)} lists of attention blocks ({names}); one is expected: give the "
+            f"{type(base).__name__} has {len(outer)} lists of attention blocks ({names}); expected one: give the "
             "encoder or the decoder alone"
         )
     return outer[0]

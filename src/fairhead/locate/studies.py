@@ -168,7 +168,7 @@ class Changes(NamedTuple):
 
 @dataclass(frozen=True)
 class Study:
-    """The effect of one edit of the chosen heads."""
+    """The effect of one edit of the selected heads."""
 
     kind: str  # of edit
     way: str  # "direct" or "forward"; of baselines "together" or "output"
@@ -227,9 +227,9 @@ def study(
     way: str,
     by_norm: Controls | None = None,
 ) -> Study:
-    """Edit the chosen heads, and controls matched by layer and by how much heads write."""
+    """Edit the selected heads, and controls matched by layer and by how much heads write."""
     by_norm = by_norm or Controls()
-    # All at once: a true forward pass decodes the images once for all of them.
+    # All at once: a full forward pass decodes the images once for all of them.
     before, after, *rest = edited([(), ranked, *controls.sets, *by_norm.sets])
     changes = rows.compare(before, after, plan)
     found, n = rows.figures([before, *rest]), 1 + len(controls.sets)
@@ -286,9 +286,9 @@ def single_head_effects(
     heads: Sequence[Head] | None = None,
     estimate: Array | None = None,
 ) -> HeadMap:
-    """What the gap loses when each head alone is edited in a true forward pass.
+    """What the gap loses when each head alone is edited in a full forward pass.
 
-    What a head itself writes (its direct part) leaves out what later layers make of it; this does not. The price is
+    A head's direct contribution leaves out effects through later layers; this does not. The price is
     one pass for each head, of `shape` [layers, heads]; or for some `heads` alone, where there is an `estimate`
     [n, layers, heads] for the others.
     """

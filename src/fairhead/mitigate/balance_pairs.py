@@ -69,7 +69,7 @@ def read_neutral(source: str | None) -> Neutral:
         data: Any = reader.read(place)
         texts = [text.premise if isinstance(text, TextPair) else text for text in data.all.inputs]
     else:
-        raise InputError(f"the neutral text {source} is not there; a text file or texts as reader:path are expected")
+        raise InputError(f"the neutral text {source} is not there; expected a text file or texts as reader:path")
     order = shuffle_by_hash([text.strip() for text in texts if text.strip()], seed=0)
     watched = min(len(order) // 10, _MOST_WATCHED)
     return Neutral(tuple(order[watched:]), tuple(order[:watched]))

@@ -235,12 +235,12 @@ def choice_verdict(notes: Mapping[str, Any], uses_groups: bool = False) -> list[
     if "kept" not in notes:
         return []
     texts, tried = [], {one["name"]: one for one in notes.get("tried", ())}
-    kept, blind = notes["kept"], "" if uses_groups else " No group was used."
+    kept, blind = notes["kept"], "" if uses_groups else " No groups were used."
     if tried:
         first, one = next(iter(tried.values())), tried[kept]
         why = (
-            "no other candidate within the price had a gain, in spread between clusters and accuracy together, above "
-            "one standard error"
+            "no other candidate within the price had a combined gain in spread between clusters and accuracy above one "
+            "standard error"
         )
         if one is not first:
             spreads = (
@@ -251,14 +251,14 @@ def choice_verdict(notes: Mapping[str, Any], uses_groups: bool = False) -> list[
             )
             less = f"{_points(abs(one['cost']))} points {'lower' if one['cost'] > 0 else 'higher'}"
             gain = f"{_points(one['gain'])} points, with a standard error of {_points(one['gain_se'])}"
-            why = f"{spreads}its accuracy as a whole is {less}: a gain of {gain}"
-        texts.append(f"Kept: {NAMES[kept]}. On rows that no candidate was trained on, {why}.{blind}")
+            why = f"{spreads}its overall accuracy is {less}: a gain of {gain}"
+        texts.append(f"Selected: {NAMES[kept]}. On rows that no candidate was trained on, {why}.{blind}")
     elif kept == "plain" and len(notes.get("asked", ())) > 1:
-        texts.append(f"Kept: {NAMES[kept]}, as no other candidate was left.{blind}")
+        texts.append(f"Selected: {NAMES[kept]}, as no other candidate was left.{blind}")
     texts += _cluster_texts(notes)
     match = notes.get("match")
     if match is not None and {"match", "both"} & set(notes.get("asked", ())):
-        differ = "differ" if match["differ"] else "are not shown to differ"
+        differ = "differ significantly" if match["differ"] else "do not differ significantly"
         rest = "" if match["differ"] else ", so nothing was matched"
         texts.append(
             f"The training rows and those of the {match.get('towards', 'deployment sample')} {differ} within classes "
@@ -270,8 +270,8 @@ def choice_verdict(notes: Mapping[str, Any], uses_groups: bool = False) -> list[
             f"head on the same features loses {_points(one['cost'])} points of accuracy on the other half."
         )
     if "label taken out" in notes:
-        done = "was taken out of the features" if notes["label taken out"] else "was left in the features"
-        texts.append(f"What tells the classes apart {done} before they were clustered.")
+        done = "removed from" if notes["label taken out"] else "left in"
+        texts.append(f"What separates the classes was {done} the features before clustering.")
     if "not matched" in notes:
         texts.append(f"Nothing was matched: {notes['not matched']}.")
     return [Sentence(text, "note") for text in texts]
@@ -281,23 +281,23 @@ def _cluster_texts(notes: Mapping[str, Any]) -> list[str]:
     """Why nothing was balanced on the clusters, or what speaks against them."""
     clusters = notes["clusters"]
     stability = clusters["stability"].get(str(clusters.get("count")))
-    agreement = f"those of two halves of the rows agree by an adjusted Rand index of {stability or 0:.2f}"
+    agreement = f"those of two halves of the rows agree with an adjusted Rand index of {stability or 0:.2f}"
     if notes.get("not balanced"):
         left_out = " and ".join(NAMES[name] for name in notes["not balanced"])
         if stability is not None and stability < STABLE:
-            why = f"The clusters are hardly more stable than chance ({agreement}; {STABLE:g} is asked for)"
+            why = f"The clusters are hardly more stable than chance ({agreement}; {STABLE:g} is required)"
         elif _told_by_clusters(clusters) >= 0.9:
-            why = "The clusters are nearly the classes (another encoder may show others: --option encoder=...)"
+            why = "The clusters are nearly the classes (try another encoder: --option encoder=...)"
         else:
             share = 100 * (clusters["in_groups"] or 0)
             why = (
-                f"Within the classes the clusters are no separate groups ({share:.0f} % of the rows lie in groups that "
-                f"are apart; {100 * IN_GROUPS:.0f} % are asked for), and may only part easy rows from hard ones"
+                f"Within the classes, the clusters are not separate groups ({share:.0f} % of the rows lie in separate "
+                f"groups; {100 * IN_GROUPS:.0f} % are required), and may only separate easy rows from hard ones"
             )
-        return [f"{why}, so they were not balanced on: {left_out} left out."]
+        return [f"{why}, so they were not used for balancing: {left_out} left out."]
     if _told_by_clusters(clusters) >= 0.9 and (clusters.get("in_groups") or 0) < IN_GROUPS:
         return [
-            "The clusters are nearly the classes, so balancing had little to compare within them: name another "
+            "The clusters are nearly the classes, so balancing had little to compare within them: use another "
             "encoder, such as a pretrained one (--option encoder=...)."
         ]
     if alone := [str(n) for n, rates in enumerate(clusters["label_rates"], start=1) if max(rates) == 1]:
@@ -321,7 +321,7 @@ def choice_section(notes: Mapping[str, Any], classes: Sequence[str]) -> list[Sec
                 _points(one["spread"]),
                 f"{_points(one['cost'])} ± {_points(one['cost_se'])}",
                 _points(one["gain"]) + ("" if one["gain"] is None else f" ± {_points(one['gain_se'])}"),
-                "kept" if one["name"] == notes["kept"] else "" if one["affordable"] else "over the price",
+                "selected" if one["name"] == notes["kept"] else "" if one["affordable"] else "over the price",
             )
             for one in notes["tried"]
         ]
@@ -347,7 +347,7 @@ def choice_section(notes: Mapping[str, Any], classes: Sequence[str]) -> list[Sec
         title = f"Weights towards the {notes['match'].get('towards', 'deployment sample')}"
         tables.append((title, ("", "match"), [("effective sample size", share)]))
     made = [PlainTable(caption=caption, columns=columns, rows=rows) for caption, columns, rows in tables]
-    return [PlainTables(title="What was tried, and what was kept", tables=made)]
+    return [PlainTables(title="Candidates and selection", tables=made)]
 
 
 def _told_by_clusters(clusters: Mapping[str, Any]) -> float:

@@ -100,7 +100,7 @@ class KLAAD:
         check_config(self)
         weights = (self.ce_weight, self.kl_weight, self.triplet_weight)
         if not any(weights):
-            raise InputError(f"the weights of the losses are {weights}; one above 0 is expected")
+            raise InputError(f"the weights of the losses are {weights}; expected one above 0")
         if self.kl_weight and not self.layers:
             raise InputError("kl_weight is above 0, but no layer is named whose attention is compared")
 

@@ -51,15 +51,15 @@ class MitigatedLanguage(Result):
         tables = []
         if first is not None and first["before"]:
             losses = {"before": first["before"], **{name or "after": held["after"] for name, held in trained.items()}}
-            caption = f"Losses on {first['items']} items that were held out"
+            caption = f"Losses on {first['items']} held-out items"
             rows = [[name, *(f"{value:.4g}" for value in parts.values())] for name, parts in losses.items()]
             tables.append(PlainTable(caption=caption, columns=["", *first["before"]], rows=rows))
         elif first is not None:
-            said.append("No term was held out: nothing is known of terms that were not trained on.")
+            said.append("No term was held out, so the effect on other terms is unknown.")
         record = next(iter(self.records.values()))
         return Report(
             title=f"{', '.join(name or r.method for name, r in self.records.items())} on {record.base}",
-            question="What did training do to the losses on items that were held out?" if trained else "",
+            question="How did training change the losses on held-out items?" if trained else "",
             verdict=[Sentence(text, "note") for text in said],
             sections=[PlainTables(title="Losses", tables=tables)] if tables else [],
             provenance={"command": command, **{name or "run": r.settings for name, r in self.records.items()}},
@@ -75,7 +75,7 @@ def _said(record: TrainingRecord) -> list[str]:
         noted = [f"of {count:,} items {reason}" for reason, count in done.get("noted", {}).items()]
         return [steps, *_watched(record), *noted, *missing]
     if "pairs" in done:
-        return [f"{done['pairs']:,} pairs of sentences, {done['components']} direction(s) taken out"]
+        return [f"{done['pairs']:,} pairs of sentences, {done['components']} direction(s) removed"]
     return [f"no weight was changed; settings: {', '.join(f'{k} {v}' for k, v in record.settings.items())}"]
 
 
@@ -89,7 +89,7 @@ def _watched(record: TrainingRecord) -> list[str]:
     before, after = seen["before"], seen["after"]
     kept = f"the weights after step {seen['chosen']} are kept"
     if not seen["chosen"]:
-        kept = "the weights stay as they were: at each check the score was further from 50 %, or perplexity too high"
+        kept = "the original weights are kept: at each check the score was further from 50 %, or perplexity too high"
     return [
         f"on {seen['items']} watched items the stereotype score{of} went from {100 * before['ss']:.1f} to "
         f"{100 * after['ss']:.1f} % and perplexity from {before['perplexity']:.2f} to {after['perplexity']:.2f}; {kept}"
@@ -110,20 +110,20 @@ def card_of(record: TrainingRecord, carries: str | None) -> Card:
         f"{row['part']} {row['before']:.4g} and {row['after']:.4g}"
         for row in MitigatedLanguage({"": record}, Path()).rows()
     )
-    limits = ["The losses have no interval, and are no measure of stereotypes."] if losses else []
+    limits = ["The losses have no interval and do not measure stereotypes."] if losses else []
     if any("crows" in source.casefold() for source in sources):
         limits.append(f"It was trained on CrowS-Pairs. {NOT_TO_TRAIN_ON}.")
     return Card(
         title=f"{base or 'A language model'} with {record.method}",
         done=f"{trained} {'. '.join(said)}.",
-        findings=[f"Losses on items that were held out, before and after: {losses}."] if losses else (),
+        findings=[f"Losses on held-out items, before and after: {losses}."] if losses else (),
         data=", ".join(sources),
         base=record.base,
         limits=limits,
         unmeasured=(
-            "Stereotypes and language were not measured when this model was saved. `fairhead lm suite` measures them, "
-            "of this model and of the one before, and `fairhead lm compare BEFORE AFTER --markdown README.md` writes "
-            "here what changed, with intervals."
+            "Stereotypes and language were not measured when this model was saved. Run `fairhead lm suite` on this "
+            "model and on the original one; `fairhead lm compare BEFORE AFTER --markdown README.md` then writes here "
+            "what changed, with intervals."
         ),
         carries=carries,
     )

@@ -209,7 +209,7 @@ class CDA:
                     texts.append(text)
             found = token_ids(tokenizer, texts)
             if not all(found):
-                raise InputError(f"item {item.id!r}: a sentence of it has no token; a text is expected")
+                raise InputError(f"item {item.id!r}: a sentence of it has no token; expected a text")
             kept = [(*lead, *ids) for ids in found if len(ids) + len(lead) <= context]
             if not kept:
                 left_out.drop(TOO_LONG if found else NOTHING_TO_SWAP, item.id)
@@ -269,7 +269,7 @@ class BiasUnlearn:
         check_config(self)
         weights = (self.forget_weight, self.retain_weight, self.keep_weight)
         if not any(weights):
-            raise InputError(f"the weights of the losses are {weights}; one above 0 is expected")
+            raise InputError(f"the weights of the losses are {weights}; expected one above 0")
 
     def choose(self, items: Sequence[StereoSetItem], score: Callable[[Sequence[StereoSetItem]], float]) -> str | None:
         """The category to train on, by the stereotype scores of the training items; None for all of them."""

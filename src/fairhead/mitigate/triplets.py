@@ -227,7 +227,7 @@ def encode_triplets(items: Iterable[StereoSetItem], tokenizer: Any, context: int
         three = found[3 * i : 3 * i + 3]
         for label, ids in zip(("stereotype", "anti-stereotype", "unrelated"), three, strict=True):
             if not ids:
-                raise InputError(f"item {item.id!r}: its {label} sentence is empty; three sentences are expected")
+                raise InputError(f"item {item.id!r}: its {label} sentence is empty; expected three sentences")
         if context is not None and max(map(len, three)) + len(lead) > context:
             too_long.append(item.id)
         else:

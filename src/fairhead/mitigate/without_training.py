@@ -102,7 +102,7 @@ def project_out(model: Any, axes: Tensor) -> None:
     head = model.get_output_embeddings()
     if not isinstance(head, nn.Linear):
         raise UnsupportedModel(
-            f"{type(model).__name__} ends in a {type(head).__name__}; one linear layer is expected to project before"
+            f"{type(model).__name__} ends in a {type(head).__name__}; expected a linear layer to project before"
         )
     weight = head.weight.detach()
     v = axes.to(weight.device, torch.float64)

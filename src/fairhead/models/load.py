@@ -79,7 +79,7 @@ def load(model: Model, *, device: str = "cpu", dtype: DType = "stored", download
         >>> load("no/such/folder")
         Traceback (most recent call last):
             ...
-        fairhead.errors.InputError: no/such/folder: a folder with a model (config.json) is expected; it is not there
+        fairhead.errors.InputError: no/such/folder: expected a folder with a model (config.json); it is not there
     """
     return open_model(model, device=device, dtype=dtype, download=download).model
 
@@ -145,7 +145,7 @@ def open_model(
     known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "stored": None}
     known["auto"] = torch.float32 if target.type == "cpu" else torch.bfloat16
     if dtype not in known:
-        raise InputError(f"dtype {dtype!r} is not known; one of {', '.join(known)} is expected")
+        raise InputError(f"dtype {dtype!r} is not known; expected one of {', '.join(known)}")
     place = find(model, download)
     placing = _placing(place, target, device_map, load_in)
     found = read_weights(place, class_of(place, kind), known[dtype], kind, **placing).eval()
@@ -186,7 +186,7 @@ def class_of(place: Place, kind: Kind) -> Any:
         causal -= set() if getattr(config, "is_decoder", False) else {"BertLMHeadModel", "RobertaForCausalLM"}
         if named and not causal & set(named):
             raise UnsupportedModel(
-                f"{place.name}: holds a {named[0]}; a causal language model (such as LlamaForCausalLM) is expected"
+                f"{place.name}: holds a {named[0]}; expected a causal language model (such as LlamaForCausalLM)"
             )
     if kind == "encoder":
         projected = [name for name in named if name.endswith("ModelWithProjection")]

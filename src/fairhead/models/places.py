@@ -56,7 +56,7 @@ def find(model: str | os.PathLike[str], download: bool = False) -> Place:
     if (folder / "config.json").is_file():
         return Place(name, folder)
     if not (folder / ADAPTER).is_file():
-        raise InputError(f"{name}: a folder with a model (config.json) is expected; it has no config.json")
+        raise InputError(f"{name}: expected a folder with a model (config.json); it has no config.json")
     base = str(read_json(folder / ADAPTER).get("base_model_name_or_path"))
     try:
         under = find(folder / base if (folder / base).is_dir() else base, download)
@@ -74,14 +74,14 @@ def _cached(name: str, download: bool) -> Path:
     wanted = name.removeprefix("hub:")
     download = download or wanted != name
     if not _HUB_NAME.fullmatch(wanted) or wanted.startswith("."):
-        raise InputError(f"{name}: a folder with a model (config.json) is expected; it is not there")
+        raise InputError(f"{name}: expected a folder with a model (config.json); it is not there")
     try:
         return Path(snapshot_download(wanted, local_files_only=not download, allow_patterns=list(_HUB_FILES)))
     except (OSError, ValueError) as error:
         if download:
             raise InputError(f"{name} cannot be fetched from the hub: {_one_line(error)}") from None
     raise InputError(
-        f"{name}: a folder with a model (config.json) is expected; it is not there, nor is a model of that name in the "
+        f"{name}: expected a folder with a model (config.json); it is not there, nor is a model of that name in the "
         f"local cache of the hub (hub:{name} fetches it)"
     )
 
@@ -245,7 +245,7 @@ class SeenRows(NamedTuple):
     @property
     def words(self) -> str:
         """How many of each."""
-        counts = {"trained on": int(self.train.sum()), "chosen by": int((self.validation & ~self.train).sum())}
+        counts = {"trained on": int(self.train.sum()), "selected with": int((self.validation & ~self.train).sum())}
         return "the model was " + " and ".join(f"{how} {count:,} of them" for how, count in counts.items() if count)
 
 
@@ -269,10 +269,12 @@ def unseen(model: Any, examples: Examples, go_on: bool = False) -> Examples:
         return examples
     count = f"{int(seen.any.sum()):,} of {len(examples):,} rows"
     if go_on:
-        logging.getLogger("fairhead").warning("the model was trained on, or chosen by, %s that it is asked", count)
+        logging.getLogger("fairhead").warning("the model was trained on, or selected with, %s requested", count)
         return examples
     if seen.any.all():
-        raise InputError(f"the model was trained on, or chosen by, all {len(examples):,} rows asked for: give others")
+        raise InputError(
+            f"the model was trained on, or selected with, all {len(examples):,} requested rows: give others"
+        )
     told = "%s are left out: %s (another seed draws another split)"
     logging.getLogger("fairhead").warning(told, count, seen.words)
     return examples.take(np.flatnonzero(~seen.any))

@@ -134,7 +134,7 @@ class Records:
             >>> records = Records.from_arrays(["no", "yes", "no"], scores=[0.2, 0.7, 0.5], groups={"sex": "fmm"})
             Traceback (most recent call last):
             ...
-            fairhead.errors.InputError: group 'sex' has shape []; one value a row, shape [n], is expected
+            fairhead.errors.InputError: group 'sex' has shape []; expected one value per row, shape [n]
             >>> records = Records.from_arrays(["no", "yes", "no"], scores=[0.2, 0.7, 0.5], groups={"sex": list("fmm")})
             >>> records.prediction.values().tolist()
             ['no', 'yes', 'yes']
@@ -373,7 +373,7 @@ def _score_table(scores: ArrayLike) -> NDArray[np.float64]:
     except (TypeError, ValueError):
         raise InputError("scores must be numbers of shape [n] or [n, C]") from None
     if table.ndim not in (1, 2):
-        raise InputError(f"scores have shape {list(table.shape)}; [n] or [n, C] is expected")
+        raise InputError(f"scores have shape {list(table.shape)}; expected [n] or [n, C]")
     return table[:, None] if table.ndim == 1 else table
 
 

@@ -272,10 +272,10 @@ def _check_numbers(draft: Records, options: Options, layout: Layout | None, kept
         if draft.numbers is None and (threshold is None or table.shape[1] > 1):
             check_scores(table, names)
         elif np.isinf(table).any():
-            raise InputError(f"{' or '.join(names)} holds an infinite value; numbers are expected")
+            raise InputError(f"{' or '.join(names)} holds an infinite value; expected numbers")
     if draft.scores is not None and table is not None:
         if isinstance(threshold, str) and threshold != "median":
-            raise InputError(f"the threshold is {threshold!r}; a score or the word median is expected")
+            raise InputError(f"the threshold is {threshold!r}; expected a score or the word median")
         if isinstance(threshold, float | int) and not np.isnan(table).all():
             low, high = float(np.nanmin(table)), float(np.nanmax(table))
             if low >= 0 and high <= 1:
@@ -295,7 +295,7 @@ def _scores(
     if width not in ({1, len(columns)} if len(classes) == 2 else {len(columns)}):
         raise InputError(
             f"{width} score column{'' if width == 1 else 's'} for the {len(columns)} classes of {label} "
-            f"({show(columns)}); one a class is expected, in this order{', or one only' if len(classes) == 2 else ''}"
+            f"({show(columns)}); expected one per class, in this order{', or one only' if len(classes) == 2 else ''}"
         )
     if len(classes) == 2:
         return np.ascontiguousarray(table[:, 0 if width == 1 else columns.index(classes[1])])

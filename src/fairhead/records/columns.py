@@ -72,8 +72,8 @@ class Encoder:
         new = np.array([*(index.setdefault(value, len(index)) for value in uniques), -1], dtype=np.int32)
         if self.max_levels is not None and len(index) > self.max_levels:
             raise InputError(
-                f"{self.name} has more than {self.max_levels:,} distinct values, as an id or a measurement has; "
-                "a class or group column is expected: choose another column, or bin this one first"
+                f"{self.name} has more than {self.max_levels:,} distinct values, like an id or a measurement; "
+                "expected a class or group column: choose another column, or bin this one first"
             )
         self._chunks.append(translate(codes, new.astype(_small_integer(len(index)))))
 
@@ -108,7 +108,7 @@ def _factorize(values: Any, name: str) -> tuple[NDArray[np.integer], Any]:
     try:
         return pd.factorize(values)
     except TypeError:
-        raise InputError(f"{name} holds lists or objects; one number or text a row is expected") from None
+        raise InputError(f"{name} holds lists or objects; expected one number or text per row") from None
 
 
 def one_dimensional(values: Any, name: str) -> Any:
@@ -123,7 +123,7 @@ def one_dimensional(values: Any, name: str) -> Any:
     if not isinstance(values, pd.Series | pd.api.extensions.ExtensionArray):
         values = np.asarray(values)
     if values.ndim != 1:
-        raise InputError(f"{name} has shape {list(values.shape)}; one value a row, shape [n], is expected")
+        raise InputError(f"{name} has shape {list(values.shape)}; expected one value per row, shape [n]")
     return values
 
 
@@ -207,7 +207,7 @@ def as_floats(values: Any, name: str, before: int = 0) -> NDArray[np.float64]:
             hint = (
                 f", with a decimal point: {point}; or name the comma (--decimal , in an audit; in Python decimal=',')"
             )
-        raise InputError(f"{name} holds {values[row]!r} in row {before + row + 1:,}; numbers are expected{hint}")
+        raise InputError(f"{name} holds {values[row]!r} in row {before + row + 1:,}; expected numbers{hint}")
     return numbers
 
 
@@ -220,7 +220,7 @@ def classes_of(
     for name, levels in columns.items():
         if fractions := [v for v in levels if isinstance(v, float)]:
             hint = "; is this a score? Then use --score (score=...)" if name == prediction_name else ""
-            raise InputError(f"{name} holds fractions such as {fractions[0]}; classes are expected{hint}")
+            raise InputError(f"{name} holds fractions such as {fractions[0]}; expected classes{hint}")
     kinds = [("text" if isinstance(levels[0], str) else "numbers", levels) for levels in columns.values() if levels]
     if len({kind for kind, _ in kinds}) > 1:
         (one, labels), (other, predicted) = kinds
@@ -243,7 +243,7 @@ def classes_of(
                 "or name all classes (--class, once for each; classes=[...])"
             )
     if len(classes) < 2:
-        raise InputError(f"{label_name} holds one class only, {show(classes)}; at least two are expected")
+        raise InputError(f"{label_name} holds one class only, {show(classes)}; expected at least two")
     return classes
 
 
@@ -295,17 +295,17 @@ def check_scores(scores: NDArray[np.float64], names: Sequence[str]) -> None:
         if found := _where((column < 0) | (column > 1), column):
             raise InputError(
                 f"{name} lies outside [0, 1] in {found}; "
-                "probabilities are expected: pass logits through a sigmoid or softmax first, or, for one score on "
-                "another scale, name the threshold from which on it means the positive class (--threshold)"
+                "expected probabilities: apply a sigmoid or softmax to logits, or, for one score on another scale, "
+                "give the threshold of the positive class (--threshold)"
             )
 
 
 def check_weight(weight: NDArray[np.float64], name: str) -> None:
     """Refuse negative and infinite weights and weights that are all 0; NaN is for `missing_rows` to count."""
     if found := _where((weight < 0) | np.isinf(weight), weight):
-        raise InputError(f"{name} is negative or infinite in {found}; weights of 0 and more are expected")
+        raise InputError(f"{name} is negative or infinite in {found}; expected weights of at least 0")
     if len(weight) and not np.nansum(weight) > 0:
-        raise InputError(f"{name} is 0 in all rows; at least one weight above 0 is expected")
+        raise InputError(f"{name} is 0 in all rows; expected at least one weight above 0")
 
 
 def _where(bad: NDArray[np.bool_], values: NDArray[np.float64]) -> str:
@@ -328,7 +328,7 @@ def missing_rows(
     if not drop:
         first = {name: int(columns[name].argmax()) + 1 for name in counts}
         parts = ", ".join(f"{name} {count:,} (first in row {first[name]:,})" for name, count in counts.items())
-        raise InputError(f"blank or NaN values: {parts}; use --drop-missing (drop_missing=True) to go on without them")
+        raise InputError(f"blank or NaN values: {parts}; use --drop-missing (drop_missing=True) to leave them out")
     masks = [columns[name] for name in counts if name not in groups]
     if not masks:
         return None, counts
@@ -349,8 +349,8 @@ def same_length(lengths: Mapping[str, int]) -> int:
     """The common number of rows, or an error that lists the lengths; no rows at all is an error too."""
     if len(set(lengths.values())) > 1:
         found = ", ".join(f"{name} {n:,}" for name, n in lengths.items())
-        raise InputError(f"columns of one length are expected, found {found} rows")
+        raise InputError(f"expected columns of one length, found {found} rows")
     n = next(iter(lengths.values()))
     if n == 0:
-        raise InputError("there are no rows; at least one is expected")
+        raise InputError("there are no rows; expected at least one")
     return n

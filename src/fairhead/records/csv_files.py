@@ -98,14 +98,14 @@ def check_text(file: Path, name: str) -> bytes:
     with open_binary(file, name) as handle:
         head = handle.read(1 << 16)
     if not head.strip():
-        raise InputError(f"{name} is empty; a header and at least one row are expected")
+        raise InputError(f"{name} is empty; expected a header and at least one row")
     if head.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise InputError(f"{name} is UTF-16 text; {as_utf8(name, 'utf-16')}")
     for mark, suffix in _MARKS.items():
         if head.startswith(mark):
             raise InputError(f"{name} is packed; unpack it, or let its name end in {suffix}")
     if b"\0" in head:
-        raise InputError(f"{name} is not text (it holds NUL bytes); CSV, TSV or JSONL as UTF-8 is expected")
+        raise InputError(f"{name} is not text (it holds NUL bytes); expected CSV, TSV or JSONL as UTF-8")
     return bytes(head)
 
 
@@ -125,7 +125,7 @@ def csv_source(file: Path, name: str, separator: str | None = None, decimal: str
     with io.TextIOWrapper(open_binary(file, name), encoding="utf-8-sig", newline="") as text:
         lines = list(islice((row for row in csv.reader(text, delimiter=separator) if row), 100))
     if len(lines) < 2:
-        raise InputError(f"{name} has a header but no rows; at least one row is expected")
+        raise InputError(f"{name} has a header but no rows; expected at least one row")
     columns = number_repeated([cell.strip() for cell in lines[0]])
     if len(lines[1]) > len(columns):
         raise InputError(f"{name}: {ragged(2, len(lines[1]), len(columns))}")

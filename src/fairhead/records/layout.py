@@ -111,7 +111,7 @@ class Layout:
 def _edges(name: str, given: Sequence[float], groups: Sequence[str]) -> tuple[float, ...]:
     edges = tuple(given)
     if not edges or any(b <= a for a, b in pairwise(edges)):
-        raise InputError(f"the bins of {name!r} are {list(edges)}; ascending numbers such as 25,45 are expected")
+        raise InputError(f"the bins of {name!r} are {list(edges)}; expected ascending numbers such as 25,45")
     if name not in groups:
         raise InputError(f"bins are given for {name!r}, which is no group column; name it (--group {name}; groups=...)")
     return edges
@@ -157,7 +157,7 @@ def find_column(name: str, columns: Sequence[str], where: str) -> None:
     if known.count(name) == 1:
         return
     if name in known:
-        raise InputError(f"{where} has {known.count(name)} columns called {name!r}; one is expected")
+        raise InputError(f"{where} has {known.count(name)} columns called {name!r}; expected one")
     alike = [f"{k!r} (column {i})" for i, k in enumerate(known, start=1) if k.rpartition("#")[0] == name]
     if len(alike) > 1:
         raise InputError(f"{where} has {len(alike)} columns called {name!r}; say which: {' or '.join(alike)}")
@@ -188,7 +188,7 @@ class GroupFile(NamedTuple):
             if len(line) != len(header) or not all(cell.strip() for cell in line):
                 raise InputError(f"{path}: line {number} has a blank or missing value; each id needs its groups")
             if line[place] in rows:
-                raise InputError(f"{path}: the id {line[place]} is there twice; one line an id is expected")
+                raise InputError(f"{path}: the id {line[place]} is there twice; expected one line per id")
             rows[line[place]] = tuple(map(composed, line[:place] + line[place + 1 :]))
         return cls(str(path), tuple(header[:place] + header[place + 1 :]), rows)
 

@@ -77,7 +77,7 @@ def open_source(table: Any, encoding: str | None = None, decimal: str | None = N
         if (encoding and kind == "parquet") or (decimal and kind not in ("csv", "tsv")):
             raise InputError(f"{name}: an encoding is for text and a decimal sign for CSV and TSV; leave them out")
         if decimal not in (None, ".", ","):
-            raise InputError(f"the decimal sign is {decimal!r}; a comma or a point is expected")
+            raise InputError(f"the decimal sign is {decimal!r}; expected a comma or a point")
         more = {"decimal": decimal} if decimal else {}
         read = file if encoding is None else scratch.enter_context(_recoded(file, name, encoding))
         source = _READERS[kind](read, name, **more)
@@ -106,8 +106,8 @@ def file_format(name: str) -> str:
     kind = FORMATS.get(suffix)
     if kind is None or (packed and kind == "parquet"):
         raise InputError(
-            f"{name}: the suffix {''.join(suffixes[-2:]) or '(none)'} is not known; .csv, .tsv, .jsonl (each also with "
-            ".gz, .bz2 or .xz) or .parquet is expected"
+            f"{name}: the suffix {''.join(suffixes[-2:]) or '(none)'} is not known; expected .csv, .tsv, .jsonl (each "
+            "also with .gz, .bz2 or .xz) or .parquet"
         )
     return kind
 
@@ -153,7 +153,7 @@ def _file_errors(name: str) -> Iterator[None]:
     except FileNotFoundError:
         raise InputError(f"{name}: there is no such file") from None
     except IsADirectoryError:
-        raise InputError(f"{name} is a directory; a file is expected") from None
+        raise InputError(f"{name} is a directory; expected a file") from None
     except PermissionError:
         raise InputError(f"{name}: no permission to read it") from None
     except UnicodeDecodeError as error:
@@ -192,7 +192,7 @@ def _jsonl(file: Path, name: str) -> Source:
                 except (ValueError, RecursionError) as error:  # lists in lists without end
                     raise InputError(f"{name}: line {number:,} is not JSON ({error})") from None
                 if not isinstance(found, dict):
-                    raise InputError(f"{name}: line {number:,} is not a JSON object; {{...}} is expected")
+                    raise InputError(f"{name}: line {number:,} is not a JSON object; expected {{...}}")
                 yield found
 
     def chunks(layout: Layout, as_text: Collection[str], careful: bool) -> Iterator[Chunk]:
@@ -261,8 +261,8 @@ def _frame(data: Any) -> Source:
         called, names, column = "the columns", list(by_name), by_name.__getitem__
     else:
         raise InputError(
-            f"{type(data).__name__} is no table that can be read; a path, a data frame of pandas or polars, an Arrow "
-            "table, a datasets.Dataset or arrays by column name are expected"
+            f"{type(data).__name__} is not a table; expected a path, a pandas or polars DataFrame, an Arrow table, a "
+            "datasets.Dataset or arrays by column name"
         )
     return Source(called, names, lambda layout, *_: iter([{name: column(name) for name in layout.columns}]))
 

@@ -26,9 +26,9 @@ FIGURES = ("<!-- figures: begin -->", "<!-- figures: end -->")
 _HERE = "THIS FOLDER"
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _LIMITS = (
-    "The intervals cover the choice of the rows that were looked at. They hold for rows like those, and say nothing of "
-    "groups that were not looked at.",
-    "A gap that is not significant may still be there: the sample may be too small to show it.",
+    "The intervals cover the sampling of the audited rows. They hold for similar rows, and say nothing about groups "
+    "that were not audited.",
+    "A gap that is not significant may still exist: the sample may be too small to detect it.",
 )
 
 
@@ -91,7 +91,7 @@ class Card:
             model_name=name if found else None,
         )
         parts = [f"---\n{described.to_yaml()}\n---\n\n{MARK}\n# {_plain(self.title)}", _plain(self.done)]
-        parts += ["## What was found", _listed(self.findings)] if self.findings else []
+        parts += ["## Findings", _listed(self.findings)] if self.findings else []
         if self.unmeasured:
             parts += ["## Figures", f"{FIGURES[0]}\n\n{_plain(self.unmeasured)}\n\n{FIGURES[1]}"]
         parts += [*self._table(), "## Limits", _listed((*self.limits, *_LIMITS))]
@@ -115,7 +115,7 @@ class Card:
         title = f"## Figures on {_plain(short_data(self.data))}"
         named = {_name(one): one.detail.get("definition") for one in self.estimates if one.group_by is not None}
         defined = [f"{name}: {definition}" for name, definition in named.items() if definition]
-        shown = [title, "\n".join([*head, rule, *rows]), "In brackets: 95 % intervals."]
+        shown = [title, "\n".join([*head, rule, *rows]), "95 % intervals are in brackets."]
         return [*shown, _listed(defined)] if defined else shown
 
     def _change_row(self, one: Difference) -> str:
@@ -132,8 +132,8 @@ class Card:
     def _loading(self) -> str:
         here = f'    import fairhead\n\n    model = fairhead.load("{_HERE}")'
         if self.carries:
-            return f"It carries {self.carries}, which `from_pretrained` and other programs leave out:\n\n{here}"
-        plain = "It is an ordinary Hugging Face model: `from_pretrained` gives the outputs that were measured, as does"
+            return f"It carries {self.carries}, which `from_pretrained` and other programs would drop:\n\n{here}"
+        plain = "It is an ordinary Hugging Face model: `from_pretrained` reproduces the measured outputs, and so does"
         return f"{plain}\n\n{here}"
 
     def _results(self, task: str) -> list[Any]:
@@ -215,11 +215,11 @@ def push(folder: Path, name: str, *, private: bool = False) -> str:
 
     errors: Any = import_module("huggingface_hub.errors")
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
-        raise InputError(f"{name!r} is no name on the hub; one such as you/model is expected")
+        raise InputError(f"{name!r} is not a hub name; expected one such as you/model")
     if not (folder / "config.json").is_file():
-        raise InputError(f"{folder}: a folder with a model (config.json) is expected; it is not there")
+        raise InputError(f"{folder}: expected a folder with a model (config.json); it is not there")
     if not (folder / CARD).is_file():
-        raise InputError(f"{folder} has no {CARD}: a model without its card says nothing of its gaps. Write one first")
+        raise InputError(f"{folder} has no {CARD}, the model card that documents its gaps. Write one first")
     files = sorted(file.name for pattern in _FILES for file in folder.glob(pattern) if file.name not in _NOT)
     api = HfApi()
     card = renamed(folder, name).encode()
@@ -234,8 +234,8 @@ def push(folder: Path, name: str, *, private: bool = False) -> str:
         code = getattr(getattr(error, "response", None), "status_code", None)
         if code in (401, 403) or isinstance(error, errors.LocalTokenNotFoundError):
             raise FairheadError(
-                f"the hub does not let this token write {name}: log in with `hf auth login`, or set HF_TOKEN to a "
-                "token that may write"
+                f"this token has no write access to {name} on the hub: log in with `hf auth login`, or set HF_TOKEN to "
+                "a token with write access"
             ) from None
         if code is None:
             raise FairheadError(f"{api.endpoint} does not answer ({error}): nothing was uploaded") from None

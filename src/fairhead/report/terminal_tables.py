@@ -228,6 +228,6 @@ def _show_legend(console: Console, definitions: Mapping[str, Any]) -> None:
     for metric, definition in definitions.items():
         if definition:
             legend.add_row(_metric_name(metric), escape(str(definition)))
-    legend.add_row("MDE", "smallest gap between the groups named that a sample of this size shows with 80 % power")
+    legend.add_row("MDE", "smallest gap between the named groups that a sample of this size detects with 80 % power")
     console.print()
     console.print(legend, style="dim")

@@ -76,7 +76,7 @@ def test_a_run_leaves_model_records_audit_and_report(faces, tmp_path):
     assert {path.name for path in out.iterdir()} == {
         ".lock", "audit.json", "model", "records-erm.csv", "records.csv", "report.html", "report.json", "run.json",
     }  # fmt: skip
-    assert "One training run" in said
+    assert "one training run" in said
     assert "A = erm, B = dam" in said
     assert json.loads((out / "audit.json").read_text())["comparison"]["schema"] == "fairhead.comparison/1"
     records = Records.read(out / "records.csv")
@@ -105,7 +105,7 @@ def test_a_run_leaves_model_records_audit_and_report(faces, tmp_path):
         "Training saw no group",
         "after plain training | this model",
         "It carries DAM",
-        "One training run",
+        "one training run",
         "A the same after plain training",
         "EOd by white: mean of the gaps of TPR and FPR",
     ):
@@ -121,7 +121,7 @@ def test_from_pretrained_gives_the_outputs_that_were_measured(faces, tmp_path):
     pictures = torch.randn(3, 3, 8, 8)
     assert torch.equal(model(pictures).logits, run.model(pictures).logits)
     card = ModelCard.load(tmp_path / "out" / "model" / "README.md")
-    assert "`from_pretrained` gives the outputs that were measured" in card.text
+    assert "`from_pretrained` reproduces the measured outputs" in card.text
     model.save_pretrained(tmp_path / "out" / "model")
     save(model, tmp_path / "out" / "model")
     assert "measured nothing of it" in (tmp_path / "out" / "model" / "README.md").read_text()  # the other was not of it
@@ -226,7 +226,7 @@ def test_an_epoch_can_be_chosen_with_groups_and_is_flagged(faces, tmp_path):
         "erm", "--data", f"utkface:{faces}", *MODEL, "--epochs", 1, "--batch-size", 32, "--selection", "worst_group",
         "--reference-group", "white", "--against", "erm", "--out", out, "--cache", tmp_path, "--device", "cpu",
     )  # fmt: skip
-    assert "was chosen by the groups of the validation rows" in (out / "report.html").read_text(encoding="utf-8")
+    assert "was selected with the groups of the validation rows" in (out / "report.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("train", ["all", "last_encoder"])
@@ -304,15 +304,15 @@ def test_where_plain_training_is_kept_both_models_are_said_to_be_the_same(faces,
     assert (found.against, found.row["notes"]["kept"]) == ("erm", "plain")
     page = found.page()
     said = " ".join(sentence.text for sentence in page.verdict)
-    assert "Kept: plain training" in said
-    assert "No group was used" in said
+    assert "Selected: plain training" in said
+    assert "No groups were used" in said
     assert "Both models are the same" in said
     assert "within classes (area under the ROC curve" in said
     assert not any(isinstance(section, Compared) for section in page.sections)
-    tables = next(section for section in page.sections if section.title.startswith("What was tried")).tables
+    tables = next(section for section in page.sections if section.title.startswith("Candidates and selection")).tables
     sizes = [int(row[1]) for row in tables[0].rows]
     assert sum(sizes) == found.row["rows"]["train"]
     assert all(one.value in (0.0, None) for one in found.comparison.differences)
     card = (tmp_path / "run" / "model" / "README.md").read_text(encoding="utf-8")
-    assert card.index("Kept: plain training") < card.index("## Limits")
+    assert card.index("Selected: plain training") < card.index("## Limits")
     assert "this model | change" not in card

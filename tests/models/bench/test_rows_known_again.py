@@ -104,7 +104,7 @@ def test_discover_leaves_out_the_rows_that_the_model_was_trained_on(tmp_path, ca
     assert found.n == len(drawn[0] & drawn[1]) < 150
     assert "are left out: the model was trained on " in caplog.text
     assert fairhead.discover(data, features, part="all", **how).audit["accuracy"].n == 1500
-    assert "1,350 of 1,500 rows that it is asked" in caplog.text
+    assert "1,350 of 1,500 rows requested" in caplog.text
 
 
 def test_rows_are_known_by_id_where_a_text_stands_in_for_features(tmp_path):
@@ -143,13 +143,13 @@ def test_predict_and_locate_leave_out_the_rows_of_the_training(trained, tmp_path
     tests = read_labelled(data, label="y").examples("test").ids.tolist()
     assert {*fairhead.predict(run / "model", data, label="y").id.tolist()} == tested & {*tests}
     assert len(fairhead.predict(run / "model", data, label="y", part="all")) == 80
-    assert "rows that it is asked" in caplog.text
+    assert "rows requested" in caplog.text
     # What is loaded from there and saved elsewhere knows them, too.
     fairhead.models.save(fairhead.load(run / "model"), tmp_path / "again")
     found = labelled_rows(Source(str(tmp_path / "again"), data, "g", "y"))
     assert {*found.evaluation.ids.tolist()} == tested
     train, validation = own.sizes["train"], own.sizes["val"]
-    why = f"the model was trained on {train} of them and chosen by {validation} of them."
+    why = f"the model was trained on {train} of them and selected with {validation} of them."
     assert found.notes == (f"{train + validation} images were left out: {why}",)
     # Of few rows, those that the model was chosen by stay.
     monkeypatch.setattr("fairhead.locate.rows._ENOUGH", 400)

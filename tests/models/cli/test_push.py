@@ -97,10 +97,10 @@ def test_a_model_and_its_card_are_uploaded_and_nothing_else(hub, model):
 
 def test_what_goes_wrong_is_one_line(hub, model, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "wrong")
-    with pytest.raises(FairheadError, match="does not let this token write me/faces") as refused:
+    with pytest.raises(FairheadError, match="this token has no write access to me/faces") as refused:
         push(model, "me/faces")
     assert "wrong" not in str(refused.value)
-    with pytest.raises(InputError, match="is no name on the hub"):
+    with pytest.raises(InputError, match="is not a hub name"):
         push(model, "a name with blanks")
     (model / "README.md").unlink()
     with pytest.raises(InputError, match=r"has no README\.md"):

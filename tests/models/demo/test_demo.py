@@ -121,9 +121,9 @@ def test_the_report_is_valid_and_its_figures_come_from_the_records(two_runs):
     assert "command" not in report["provenance"]  # it was no command that made it
     assert found.report == out / "report.html"
     assert found.verdict == tuple(line["text"] for line in report["verdict"])
-    assert all(text in (out / "report.html").read_text() for text in ("Plain training", "What auto kept"))
+    assert all(text in (out / "report.html").read_text() for text in ("Plain training", "The model that auto selected"))
     audits = {s["title"]: s["audit"] for s in report["sections"] if s["kind"] == "audit"}
-    for name, file in (("Plain training", "plain"), ("What auto kept", "auto")):
+    for name, file in (("Plain training", "plain"), ("The model that auto selected", "auto")):
         table = Records.read(out / file / "records.csv", prediction="prediction", groups="shade")
         estimates = {e["metric"]: e["value"] for e in audits[name]["estimates"]}
         assert estimates["EOd"] == pytest.approx(fairhead.audit(table, n_boot=100)["EOd"].value)
@@ -164,7 +164,11 @@ CANDIDATES = [
     ("notes", "tone", "words"),
     [
         ({"kept": "balance", "tried": CANDIDATES, "price": 2.0}, "note", "spread of 1.0 points (4.0 plainly trained)"),
-        ({"kept": "plain", "tried": CANDIDATES, "price": 2.0}, "unclear", "kept plain training: the others did not"),
+        (
+            {"kept": "plain", "tried": CANDIDATES, "price": 2.0},
+            "unclear",
+            "selected plain training: no other candidate",
+        ),
         ({"kept": "plain"}, "note", "plain training alone"),
     ],
 )

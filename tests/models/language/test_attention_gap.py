@@ -202,5 +202,5 @@ def test_pairs_of_both_data_sets():
     first, second = (sentence_pairs([one])[0] for one in (crows, item))
     assert (first.first, first.second, first.groups) == ("she cried", "he cried", ("gender",))
     assert (second.first, second.second, second.cluster) == ("x a", "x b", "profession/nurse")
-    with pytest.raises(InputError, match="the items of one benchmark are expected; found str"):
+    with pytest.raises(InputError, match="expected the items of one benchmark; found str"):
         sentence_pairs(["text"])

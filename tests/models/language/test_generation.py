@@ -190,7 +190,7 @@ def test_a_classifier_of_texts_gives_what_transformers_pipeline_gives(several, f
     [
         (["--classifier", "{}", "--classifier-label", "toxi"], "has no label 'toxi'; it has normal, toxic. Did you"),
         (["--classifier-label", "toxic"], "--classifier-label is of one --classifier; there are 0"),
-        (["--classifier", "nowhere"], "nowhere: a folder with a model (config.json) is expected"),
+        (["--classifier", "nowhere"], "nowhere: expected a folder with a model (config.json)"),
     ],
 )
 def test_mistakes_about_a_classifier_are_said_before_the_model_is_loaded(arguments, message, bold, tmp_path, capsys):

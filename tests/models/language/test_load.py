@@ -87,7 +87,7 @@ def test_perplexity_equals_the_models_own_loss(folder):
 
 def test_perplexity_windows_and_empty_texts(folder):
     scorer = load_scorer(folder, device="cpu")
-    with pytest.raises(InputError, match="a window of 17 tokens: from 2 to the model's context of 16"):
+    with pytest.raises(InputError, match="a window of 17 tokens: expected 2 up to the model's context of 16"):
         perplexity(scorer, ["he"], window=17)
     with pytest.raises(InputError, match="at least one document"):
         perplexity(scorer, [])

@@ -192,7 +192,7 @@ def test_encoders_are_refused_by_name(tokenizer):
     with pytest.raises(UnsupportedModel, match="BertModel"):
         Scorer(hf.BertModel(encoder), tokenizer)
     # It has an output layer, and only a trial shows that its tokens see those after them.
-    with pytest.raises(UnsupportedModel, match="BertForMaskedLM lets a token see those after it"):
+    with pytest.raises(UnsupportedModel, match="BertForMaskedLM lets tokens attend to later ones"):
         Scorer(hf.BertForMaskedLM(encoder).eval(), tokenizer)
     t5 = hf.T5Config(vocab_size=VOCABULARY, d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2)
     with pytest.raises(UnsupportedModel, match="T5ForConditionalGeneration"):

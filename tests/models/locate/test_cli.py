@@ -93,7 +93,7 @@ def test_locate_writes_map_report_and_records(located) -> None:
     assert content["notes"][-1] == "Forward passes edit heads at every token."
     assert set(map(tuple, content["confirmed"])) <= set(map(tuple, content["selected"]))
     page = (located / "report.html").read_text()
-    assert "chosen heads confirmed on the other half" in page
+    assert "selected heads confirmed on the other half" in page
     assert "loses without each head" in page
     assert "data:image/jpeg;base64," in page
     assert len((located / "records.csv").read_text().splitlines()) == content["n"]["reporting"] + 1
@@ -207,12 +207,12 @@ def test_age_leaves_out_those_between_its_poles(clip, faces, capsys) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["locate", "--model", "nowhere"], "nowhere: a folder with a model (config.json) is expected"),
+        (["locate", "--model", "nowhere"], "nowhere: expected a folder with a model (config.json)"),
         (["locate", "--concept", "gendre"], "Did you mean 'gender'?"),
         (["locate", "--task", "shoe"], "there is no target 'shoe'"),
         (["locate", "--data", "fairface"], "named as name:path"),
         (["locate", "--limit", "0"], "--limit is 0; expected a whole number of at least 1"),
-        (["locate", "--limit", "3"], "of the choosing half; both groups are needed in both"),
+        (["locate", "--limit", "3"], "of the selection half; both groups are needed in both"),
         (["locate", "--n-boot", "5"], "--n-boot is 5; expected a whole number of at least 100"),
         (["locate", "--out", "/proc/none"], "cannot be written"),
         (["locate", "--features", "/proc/none"], "cannot be written"),
@@ -248,7 +248,7 @@ def test_mistakes_get_one_line(clip, faces, capsys, arguments, message) -> None:
         (["ablate", "--heads", "L9H0"], "the model has 2 layers of 4 heads"),
         (["locate", "--rank", "ranksum"], "the rank sum needs texts"),
         (["locate", "--class", "40-49"], "there is no class '40-49'"),
-        (["locate", "--against", "nowhere"], "nowhere: a folder with a model (config.json) is expected"),
+        (["locate", "--against", "nowhere"], "nowhere: expected a folder with a model (config.json)"),
         (["locate", "--limit", "14"], "no class has 10 images of both female and male in both halves"),
     ],
 )
@@ -466,7 +466,7 @@ def test_gains_are_learned_saved_and_compared_with_the_balanced_last_layer(clip,
     )
     page = (tmp_path / "report.html").read_text()
     assert "Gains of the heads" in page
-    assert "fitting the last layer with clusters balanced" in page
+    assert "refitting the last layer with balanced clusters" in page
 
 
 def test_gains_are_learned_for_a_target_with_the_groups(clip, faces, capsys, tmp_path) -> None:
@@ -510,7 +510,7 @@ def test_another_model_is_shown_beside(located, clip, faces, capsys, tmp_path) -
     capsys.readouterr()
     quick = ["--n-boot", "100", "--draws", "2", "--rank", "gap", "--out", str(tmp_path)]
     main(["locate", "--model", str(clip), "--against", str(tmp_path / "b"), *common(faces), *quick])
-    assert "Heads whose direct part differs most" in capsys.readouterr().out
+    assert "Heads whose direct contribution differs most" in capsys.readouterr().out
     against = json.loads((tmp_path / "headmap.json").read_text())["against"]
     assert np.allclose(np.array(against["theirs"]["values"])[1, :2], 0, atol=1e-6)
     assert "Beside b" in (tmp_path / "report.html").read_text()

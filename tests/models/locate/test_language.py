@@ -249,7 +249,7 @@ def test_a_null_model_has_no_head_chosen() -> None:
     pairs = text_pairs(n=80, swapped=True)
     found = ask(model, pairs, take_apart(model, pairs))
     assert found.ranked == ()
-    assert "No head carries a significant part" in found.verdict()[0].text
+    assert "No head contributes significantly" in found.verdict()[0].text
     render(found.report({}))
 
 

@@ -207,7 +207,7 @@ def test_ablate_saves_a_classifier_that_predicts_what_was_reported(located, plan
         (["--concept", "Wimmen"], "Did you mean 'Women'?"),
         (["--task", "shoe"], "there is no target 'shoe'"),
         (["--prompts", "x.yaml"], "prompts and text sides are for images"),
-        (["--model", "nowhere"], "nowhere: a folder with a model (config.json) is expected"),
+        (["--model", "nowhere"], "nowhere: expected a folder with a model (config.json)"),
     ],
 )
 def test_mistakes_get_one_line(planted, posts, capsys, arguments, message) -> None:

@@ -82,6 +82,6 @@ def test_the_front_of_edits_is_drawn_above_its_table(page) -> None:
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 390)])
 def test_axe_finds_no_violation_and_nothing_is_cut_off(page, scheme, width) -> None:
-    page.get_by_role("radio", name="Direct part" if scheme == "light" else "Effect").check()
+    page.get_by_role("radio", name="Direct contribution" if scheme == "light" else "Effect").check()
     assert violations(page, scheme, width) == []
     assert width_of(page, width) <= width

@@ -124,7 +124,7 @@ def test_a_head_that_acts_through_later_layers_is_found_by_its_effect_alone() ->
     directly = locate(question, replace(by_effect, rank="gap", forward=False))
     assert RELAYED not in directly.ranked
     assert found.confirmed == (RELAYED,)
-    assert found.verdict()[0].text.startswith("1 of 1 chosen heads confirmed on the other half. (L0H2, of 12 heads")
+    assert found.verdict()[0].text.startswith("1 of 1 selected heads confirmed on the other half. (L0H2, of 12 heads")
     page = render(found.report({}))
     assert "loses without each head" in page
     content = json.loads(json.dumps(found.to_dict({}), allow_nan=False))
@@ -158,7 +158,7 @@ def test_heads_are_ranked_by_their_effect_on_one_half_and_reported_on_the_other(
     assert again.effect_map.gap[here] == pytest.approx(0, abs=1e-9)
     assert again.effect_map.gap[there] == pytest.approx(3)
     assert again.confirmed == ()
-    assert again.verdict()[0].text.startswith("None of 1 chosen heads confirmed on the other half.")
+    assert again.verdict()[0].text.startswith("None of 1 selected heads confirmed on the other half.")
 
 
 def test_heads_cannot_be_ranked_by_their_effect_without_passes(found) -> None:
@@ -200,7 +200,7 @@ def test_heads_are_held_against_erasure_of_their_sum_and_of_the_whole_output(fou
         assert (accuracy.a, accuracy.b) == tuple(s.change("accuracy").b for s in (baseline, proved.studies[0]))
     page = render(proved.report({}))
     assert "LEACE of the whole output: " in page
-    assert "SPLINCE of the chosen heads" in page
+    assert "SPLINCE of the selected heads" in page
     # The same rows in both halves: what was erased has no gap left there, and the rest has its own.
     twice, half = np.tile(np.arange(len(evaluation)), 2), np.arange(2 * len(evaluation)) < len(evaluation)
     again = GapQuestion(features.take(twice), evaluation.take(twice), task, concept, choosing=half)
@@ -270,8 +270,8 @@ def test_the_report_and_the_json(found) -> None:
     ("ends", "p", "controls", "words", "tone"),
     [
         ((0.30, 0.10, -0.25, -0.15), 0.001, 50, "", "good"),
-        ((0.30, 0.10, -0.25, -0.15), 0.001, 2, "too few of them to rule out chance", "note"),
-        ((0.30, 0.10, -0.25, 0.05), 0.001, 50, "Not significant (the interval of the change holds 0)", "unclear"),
+        ((0.30, 0.10, -0.25, -0.15), 0.001, 2, "too few controls to rule out chance", "note"),
+        ((0.30, 0.10, -0.25, 0.05), 0.001, 50, "Not significant (the interval of the change includes 0)", "unclear"),
         ((0.30, 0.10, -0.25, -0.15), 0.2, 50, "Not significant (p = 0.20)", "unclear"),
         ((0.05, 0.16, 0.05, 0.17), 0.004, 50, "wider than before.", "bad"),
         ((0.30, -0.40, -0.90, -0.50), 0.001, 50, "wider than before, on the other side", "bad"),
@@ -290,7 +290,7 @@ def test_a_verdict_follows_from_interval_p_and_controls(ends, p, controls, words
 def test_an_effect_that_random_heads_have_too_is_not_special() -> None:
     change = Difference("DP", "shade", 0.3, 0.1, -0.2, -0.25, -0.15, n=500, p=0.001, p_adjusted=0.001)
     found = outcome(change, Ablation((PLANTED,), change, controls=(-0.3, 0.0), exhaustive=True))
-    assert found == Sentence(" So the effect is not special to the chosen heads.", "unclear")
+    assert found == Sentence(" So the effect is not specific to the selected heads.", "unclear")
 
 
 def test_where_there_is_nothing_nothing_is_chosen() -> None:
@@ -436,7 +436,7 @@ def test_an_edit_that_changes_no_prediction_still_shows_in_the_evidence(found) -
 
 def test_a_group_absent_from_a_half_is_named(found) -> None:
     _, _, _, features, evaluation, located = found
-    with pytest.raises(InputError, match=r"dark has none of the \d+ images of the choosing half"):
+    with pytest.raises(InputError, match=r"dark has none of the \d+ images of the selection half"):
         GapQuestion(features, evaluation, located.task, located.concept, choosing=evaluation.groups == 1)
     few = np.arange(8)
     with pytest.raises(InputError, match="use more images"):

@@ -34,14 +34,14 @@ CLUSTERS = {"count": 2, "rows": [60, 40], "label_rates": [[0.7, 0.3], [0.2, 0.8]
     ("stability", "said"),
     [
         (0.03, "hardly more stable than chance"),
-        (0.8, "no separate groups (0 % of the rows lie in groups that are apart; 50 % are asked for"),
+        (0.8, "not separate groups (0 % of the rows lie in separate groups; 50 % are required"),
     ],
 )
 def test_what_speaks_against_clusters_is_said(stability, said):
     clusters = {**CLUSTERS, "stability": {"2": stability}}
     left = {"kept": "plain", "asked": ["plain", "balance"], "clusters": clusters, "not balanced": ["balance"]}
     first, second = (sentence.text for sentence in choice_verdict(left))
-    assert first == "Kept: plain training, as no other candidate was left. No group was used."
+    assert first == "Selected: plain training, as no other candidate was left. No groups were used."
     assert said in second
     assert second.endswith("balance left out.")
 

@@ -451,5 +451,5 @@ def test_commands_say_the_same_of_a_model_that_is_not_there(command, tmp_path, c
     file.write_text("\n".join([",sent_more,sent_less,stereo_antistereo,bias_type,annotations", *rows]))
     with pytest.raises(SystemExit):
         main([part.format(file) for part in command] + ["nowhere/at/all"])
-    said = "fairhead: error: nowhere/at/all: a folder with a model (config.json) is expected; it is not there\n"
+    said = "fairhead: error: nowhere/at/all: expected a folder with a model (config.json); it is not there\n"
     assert capsys.readouterr().err == said

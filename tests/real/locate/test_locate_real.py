@@ -99,8 +99,8 @@ def test_gender_of_fairface_on_the_real_tower(real_model, real_data, text_side, 
     assert max(layers) >= 10, "the last layers of CLIP carry gender"
     best = content["selected"][0]
     assert content["auc"]["low"][best[0]][best[1]] > 0.7
-    assert "stand-in" in content["notes"][0]
-    assert "stand-in" in (tmp_path / "report.html").read_text()
+    assert "substitute" in content["notes"][0]
+    assert "substitute" in (tmp_path / "report.html").read_text()
 
 
 def test_shuffled_groups_of_real_faces_leave_nothing(real_model, real_data) -> None:

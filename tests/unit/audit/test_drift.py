@@ -91,7 +91,7 @@ def test_what_has_no_counterpart():
     assert gap.value is None
     assert "in B:" in gap.undefined
     other = fairhead.Records.from_arrays(["x", "y"] * 20, ["x", "y"] * 20, groups={"g": ["a", "b"] * 20})
-    with pytest.raises(InputError, match="the same are expected"):
+    with pytest.raises(InputError, match="expected the same"):
         drift(old, other)
 
 

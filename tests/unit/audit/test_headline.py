@@ -61,7 +61,7 @@ def test_the_headline_is_not_the_noisiest_cell():
     headline = audit_verdicts(found)[0]
     assert headline.tone == "bad"
     assert "White above Black" in headline.text
-    assert "not counted: Native has 11 rows with label 1, and 2 more cells." in headline.text
+    assert "Not counted, with fewer than 30 rows: Native has 11 rows with label 1, and 2 more cells." in headline.text
 
 
 def test_rates_that_are_asked_for_are_set_against_the_reference():

@@ -140,7 +140,7 @@ def test_the_command_says_how_many_rows_a_column_lacks(tmp_path, monkeypatch, ca
     assert "column 'sex' 18 (first in row 1), column 'city' 300 (first in row 1)" in capsys.readouterr().err
     forms = ["--intersections", "--ll144", "law.html", "--eu-ai-act", "act.html", "--html", "page.html"]
     assert main(["audit", "made.csv", *columns, "--drop-missing", *forms]) in (0, None)
-    told = "Of 900 rows, 18 have no sex and 300 have no city; figures by a column leave out those without its group."
+    told = "Of 900 rows, 18 have no sex and 300 have no city; figures by a column leave out rows without its group."
     assert told in " ".join(capsys.readouterr().out.split())
     assert told in (tmp_path / "page.html").read_text("utf-8")
     assert "18 (sex), 300 (city), 312 (sex × city)" in (tmp_path / "law.html").read_text("utf-8")

@@ -100,7 +100,7 @@ def test_a_decimal_comma_is_named(tmp_path, monkeypatch, capsys):
     (tmp_path / "odd.csv").write_text("y;p;race\n" + "1;0,75;a\n0;0,5;b\n" * 20)
     with pytest.raises(SystemExit):
         main(["audit", "odd.csv", "--label", "y", "--score", "p", "--group", "race"])
-    assert "'0,75' in row 1; numbers are expected, with a decimal point: 0.75" in capsys.readouterr().err
+    assert "'0,75' in row 1; expected numbers, with a decimal point: 0.75" in capsys.readouterr().err
 
 
 def test_a_column_of_measurements_has_a_short_reason(tmp_path, monkeypatch, capsys):

@@ -125,5 +125,5 @@ def test_a_metric_stays_with_who_defined_it(data):
     everything = fairhead.audit(records_of(data), metrics="all", n_boot=100)
     assert not [e for e in everything.estimates if e.metric.startswith("own.")]
     assert not [name for name in everything.by_group[0].rates if name.startswith("own.")]
-    with pytest.raises(InputError, match="what define_metric returned"):
+    with pytest.raises(InputError, match="pass the result of define_metric"):
         fairhead.audit(records_of(data), metrics=["own.empty"])

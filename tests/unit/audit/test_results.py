@@ -167,7 +167,7 @@ def test_same_seed_same_figures():
         ({"reference": ["race=a", "race=b"]}, "two reference groups, 'a' and 'b'"),
         ({"n_boot": 3}, "at least 100"),
         ({"n_boot": 10**12}, "do not fit in 2 GB"),
-        ({"seed": -1}, "0 or more"),
+        ({"seed": -1}, "at least 0"),
         ({"level": 95}, "confidence level"),
         ({"min_cell": 0}, "min_cell"),
         ({"multiclass": "median"}, "'max', 'mean' or 'weighted'"),
@@ -253,7 +253,7 @@ def test_a_doubtful_positive_class_is_said_in_the_verdict():
         return [sentence.text for sentence in found.page().verdict][-1]
 
     assert said().startswith("The positive class is 'denied', the last of two in the alphabet. AUC is below 0.5 (")
-    assert said().endswith("Where 'approved' is meant, name it: --positive (positive=).")
+    assert said().endswith("If it should be 'approved', set --positive (positive=).")
     assert "positive class" not in said(positive="approved")
     assert said(positive="denied").startswith("AUC is below 0.5 (")
 

@@ -340,7 +340,7 @@ BAD_TABLES = {
     "one group": (changed(race=lambda c: "white"), ARGUMENTS, "one group only"),
     "score above 1": (changed(p=first(1.5)), [*ARGUMENTS, "--score", "p"], "outside [0, 1] in 1 row"),
     "score below 0": (changed(p=first(-0.5)), [*ARGUMENTS, "--score", "p"], "outside [0, 1] in 1 row"),
-    "score text": (changed(p=first("high")), [*ARGUMENTS, "--score", "p"], "'high' in row 1; numbers are expected"),
+    "score text": (changed(p=first("high")), [*ARGUMENTS, "--score", "p"], "'high' in row 1; expected numbers"),
     "negative weight": (changed(w=first(-1)), [*ARGUMENTS, "--weight", "w"], "negative or infinite in 1 row"),
     "group is an id": (changed(), [*ARGUMENTS[:4], "--group", "y"], "'y' is given as --label and as --group"),
     "no prediction": (changed(), ["--label", "y", "--group", "race"], "neither predictions nor scores"),
@@ -460,7 +460,7 @@ def test_no_traceback_from_a_process(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stdout == ""
-    assert re.fullmatch(r"fairhead: error: .* is a directory; a file is expected\n", done.stderr)
+    assert re.fullmatch(r"fairhead: error: .* is a directory; expected a file\n", done.stderr)
 
 
 def test_reader_that_has_had_enough(preds):

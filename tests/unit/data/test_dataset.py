@@ -57,7 +57,7 @@ def test_records_join_answers_with_labels_groups_and_clusters(data):
 
 @pytest.mark.parametrize("answers", [[0, 1], [[0.5, 0.5]], [[1.0], [1.0]]])
 def test_records_refuse_answers_of_another_shape(data, answers):
-    with pytest.raises(InputError, match=r"the shape \[.*\]; \[2, 2\] is expected"):
+    with pytest.raises(InputError, match=r"the shape \[.*\]; expected \[2, 2\]"):
         data.records(["a", "b"], answers)
 
 
@@ -103,7 +103,7 @@ def test_every_reader_names_a_folder_that_holds_something_else(tmp_path, name):
 
 @pytest.mark.parametrize("name", ["texts", "pairs", "triplets"])
 def test_a_reader_of_tables_refuses_a_folder(tmp_path, name):
-    with pytest.raises(InputError, match=r"is a directory; a file is expected|the suffix .* is not known"):
+    with pytest.raises(InputError, match=r"is a directory; expected a file|the suffix .* is not known"):
         read(name, tmp_path)
 
 

@@ -141,7 +141,7 @@ def test_pictures_whose_range_is_not_known_are_refused(tmp_path, dtype):
     pixels = np.linspace(0, 1, 256, dtype=np.float32).reshape(16, 16).astype(dtype)
     Image.fromarray(pixels).save(tmp_path / "a.tiff")
     for images in (Images(Source(tmp_path), ["a.tiff"]), HeldImages([pixels])):
-        with pytest.raises(InputError, match="whose black and white are not known; 8 or 16 bits are expected"):
+        with pytest.raises(InputError, match="whose black and white are not known; expected 8 or 16 bits"):
             images[0]
 
 

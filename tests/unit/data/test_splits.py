@@ -64,7 +64,7 @@ def test_rows_with_the_same_text_stay_in_one_part(caplog):
         parts.setdefault(text, set()).add(part)
     assert all(len(found) == 1 for found in parts.values())
     assert 30 <= data.sizes["test"] <= 55
-    assert "220 of 420 rows have the input of an earlier row" in caplog.text
+    assert "220 of 420 rows duplicate the input of an earlier row" in caplog.text
 
 
 def test_rows_of_two_persons_with_the_same_text_stay_in_one_part():
@@ -99,15 +99,13 @@ def test_rows_that_are_left_out_are_counted(caplog):
         {"text": list("abcd"), "y": ["a", "", "b", "a"], "g": ["f", "f", "m", ""]}, label="y", on_error="skip"
     )
     assert len(data) == 3
-    assert "1 rows are left out, of training as well: no value in y" in caplog.text
+    assert "1 rows are left out, also of training: no value in y" in caplog.text
 
 
 def test_test_rows_with_the_input_of_a_training_row_are_counted(caplog):
     texts, split = [f"post {i}" for i in range(90)], ["train"] * 60 + ["val"] * 10 + ["test"] * 20
     dataset([*texts[:80], *texts[:10]], label=["a", "b"] * 45, split=split)
-    assert "10 of 30 rows outside the training part have the input of a training row: mend the column 'split'" in (
-        caplog.text
-    )
+    assert "10 of 30 rows outside the training part duplicate a training row: fix the column 'split'" in (caplog.text)
     caplog.clear()
     dataset(texts, label=["a", "b"] * 45, split=split)
     assert not caplog.text

@@ -195,9 +195,9 @@ def test_the_command_writes_page_json_and_markdown(folders, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["{0}"], "1 folder: the one before and at least one after"),
+        (["{0}"], "1 folder: expected the one before and at least one after"),
         (["{0}", "nowhere"], "nowhere has no run that can be compared"),
-        (["{0}", "{1}", "--names", "a"], "one distinct name each"),
+        (["{0}", "{1}", "--names", "a"], "a unique name for each"),
         (["{0}", "{1}", "--html", "page.txt"], "ends in .html"),
         (["{0}", "{1}", "--html", "page.html", "--json", "page.json"], "choose another name for --json"),
         (["{0}", "{1}", "--n-perm", "0"], "--n-perm is 0"),

@@ -91,7 +91,7 @@ def test_samples_without_a_score_are_left_out_and_named(tmp_path):
         ("a.json", "{", "is not JSON"),
         ("a.json", '{"version": 2, "status": "error", "eval": {}}', r"has no samples \(status 'error'\)"),
         ("a.eval", "", "its logs are compressed: inspect log convert --to json"),
-        ("a.txt", "", "a folder that fairhead lm suite wrote"),
+        ("a.txt", "", "a folder of fairhead lm suite"),
     ],
 )
 def test_other_files_are_refused(tmp_path, name, content, message):
@@ -106,5 +106,5 @@ def test_what_cannot_be_compared_is_said():
         compare_suites([before, after], category="jop")
     with pytest.raises(InputError, match=r"have no benchmark or task in common"):
         compare_suites([before, LOGS / "inspect-after.json"])
-    with pytest.raises(InputError, match=r"a folder that fairhead lm suite wrote"):
+    with pytest.raises(InputError, match=r"a folder of fairhead lm suite"):
         read_run(Path("nowhere"))

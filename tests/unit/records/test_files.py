@@ -241,7 +241,7 @@ def test_row_of_a_bad_number_counts_from_the_top_of_the_file(tmp_path, monkeypat
     monkeypatch.setattr(csv_files, "BLOCK", 30)
     lines = [f"{i % 2},0.5,{'ab'[i % 2]}" for i in range(40)]
     lines[32] = "1,high,a"
-    with pytest.raises(InputError, match="column 'p' holds 'high' in row 33; numbers are expected"):
+    with pytest.raises(InputError, match="column 'p' holds 'high' in row 33; expected numbers"):
         read_text(tmp_path, rows(*lines, header="y,p,g"), prediction=None, score="p")
 
 
@@ -338,7 +338,7 @@ def test_line_numbers_count_from_the_top_of_the_file(tmp_path, monkeypatch):
 
 
 def test_a_score_that_is_no_number(tmp_path):
-    with pytest.raises(InputError, match="column 'p' holds 'high' in row 2; numbers are expected"):
+    with pytest.raises(InputError, match="column 'p' holds 'high' in row 2; expected numbers"):
         read_text(tmp_path, rows("1,0.5,a", "0,high,b", header="y,p,g"), prediction=None, score="p")
 
 
@@ -384,7 +384,7 @@ def test_a_file_of_windows_is_read_as_it_is(tmp_path, suffix):
     named = {"label": "Rückzahlung", "score": "Score", "groups": ["Größe"]}
     with pytest.raises(InputError, match=r"not UTF-8 text .*iconv -f cp1252 -t utf-8 .*--encoding cp1252"):
         Records.read(path, **named)
-    with pytest.raises(InputError, match=r"holds '0,9' in row 1; numbers are expected.*--decimal ,"):
+    with pytest.raises(InputError, match=r"holds '0,9' in row 1; expected numbers.*--decimal ,"):
         Records.read(path, encoding="cp1252", **named)
     records = Records.read(path, encoding="cp1252", decimal=",", **named)
     assert records.scores.tolist() == [0.9, 0.25, 1.0]

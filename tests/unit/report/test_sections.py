@@ -144,10 +144,10 @@ def test_a_page_without_a_question_and_a_verdict_goes_without_both() -> None:
         title="Reported", tables=[PlainTable(caption="c", columns=["method", "EOd"], rows=[["<a>", "1"]])]
     )
     page = Page(render(report([table], question="", verdict=[])))
-    assert not {"What was asked", "What was found"} & {data for _, data in page.texts}
+    assert not {"Question", "Findings"} & {data for _, data in page.texts}
     assert "<a>" in [data for _, data in page.texts]
     assert "How to read the figures" not in page.visible()
-    assert "What was found" in Page(render(example())).visible()
+    assert "Findings" in Page(render(example())).visible()
 
 
 def test_pictures_come_with_the_page_and_their_maps_are_grids() -> None:

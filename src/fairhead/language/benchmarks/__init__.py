@@ -114,7 +114,7 @@ def benchmark_of(items: Sequence[Any]) -> Benchmark:
     found = [benchmark for benchmark in all_benchmarks() if benchmark.item in kinds]
     if len(kinds) != 1 or not found:
         named = ", ".join(sorted(kind.__name__ for kind in kinds)) or "nothing"
-        raise InputError(f"the items of one benchmark are expected; found {named}")
+        raise InputError(f"expected the items of one benchmark; found {named}")
     return found[0]
 
 

@@ -47,7 +47,7 @@ def table(
 
     width = min(window, scorer.context)
     if width < 3:
-        raise InputError(f"a window of {width} tokens: at least 3 are expected")
+        raise InputError(f"a window of {width} tokens: expected at least 3")
     encoded = token_ids(scorer.tokenizer, [document.text for document in documents], scorer.start_token.lead)
     tokens = [ids[:width] for ids in encoded]
     long = {i: [ids] for i, ids in enumerate(tokens) if len(ids) > 2}

@@ -83,10 +83,10 @@ def read_documents(path: Path, options: Any = None) -> list[Document]:
         if not pages:
             raise InputError(f"{path} has no Wikipedia texts; give a text file for perplexity and attention entropy")
         return pages
-    with reading(path, "is not text in UTF-8; a plain text file is expected"):
+    with reading(path, "is not text in UTF-8; expected a plain text file"):
         texts = split_documents(path.read_text(encoding="utf-8"))
     if not texts:
-        raise InputError(f"{path} has no text; paragraphs with empty lines between them are expected")
+        raise InputError(f"{path} has no text; expected paragraphs separated by empty lines")
     return [Document(f"paragraph {i}", text) for i, text in enumerate(texts, start=1)]
 
 
@@ -101,9 +101,9 @@ def table(
     """Log-probability, tokens, words and bytes of each document."""
     width = min(WINDOW, scorer.context) if window is None else window
     if not 2 <= width <= scorer.context:
-        raise InputError(f"a window of {width} tokens: from 2 to the model's context of {scorer.context} is expected")
+        raise InputError(f"a window of {width} tokens: expected 2 up to the model's context of {scorer.context}")
     if not documents:
-        raise InputError("there is no text; at least one document is expected")
+        raise InputError("there is no text; expected at least one document")
     lead = scorer.start_token.lead
     unscored = 1 - len(lead)  # without a start token, the first of a document; windows then overlap by a token
     tokens = token_ids(scorer.tokenizer, [document.text for document in documents])
@@ -112,7 +112,7 @@ def table(
     for document, ids in zip(documents, tokens, strict=True):
         if len(ids) <= unscored:
             there = "one token and no start token before it" if ids else "no token"
-            raise InputError(f"{document.id} has {there}; a text is expected")
+            raise InputError(f"{document.id} has {there}; expected a text")
         for begin in range(0, len(ids) - unscored, width - 1):
             windows.append(TokenSequence([*lead, *ids[begin : begin + width - len(lead)]], 1))
             # The text and the width of its windows tell what was scored, the name tells which window.

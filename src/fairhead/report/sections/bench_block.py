@@ -324,7 +324,7 @@ class EditFront(PlainTables):
     def draw(self) -> Markup:
         """The picture, and the table below it."""
         caption = (
-            "Edits that no other beat on the choosing half, by their figures on the reporting half. Bars: 95 % "
+            "Edits that no other beat on the selection half, by their figures on the reporting half. Bars: 95 % "
             "intervals of the change from the model as it is. Filled: no other is better in both here, too."
         )
         figure = Markup('<figure class="block">{}<figcaption class="note">{}</figcaption></figure>')
