@@ -1,4 +1,4 @@
-"""Writes one page a method into `methods/`: what it does, its settings, and what came of it in the pages of results."""
+"""Writes one page per method into `methods/`: what it does, its settings, and its figures in the results pages."""
 
 import inspect
 import re
@@ -34,12 +34,12 @@ def write_pages() -> None:
 
 def _parts(entries: list[MethodEntry]) -> list[str]:
     first = entries[0]
-    said = f"It trains classifiers of pictures or texts, and is told: {LADDER[first.told]}."
+    said = f"It trains classifiers of pictures or texts. It uses: {LADDER[first.told]}."
     given = "--data images:labels.csv --label smiling --group sex --model vit-8x8"
     given += " --reference-group sex" if first.uses_groups else ""
     if first.kind == "language":
         reads = not hasattr(first.load(), "attach")
-        said = f"It changes causal language models{'' if reads else ', at decoding alone, and reads no data'}."
+        said = f"It changes causal language models{'' if reads else ' at decoding, and needs no data'}."
         given = f"--model hub:HuggingFaceTB/SmolLM2-135M{' --data pairs:own.csv' if reads else ''}"
     about = inspect.cleandoc(first.load().__doc__ or "").partition("\n\nAttributes:")[0].partition("\n\nExample:")[0]
     figures = _language_figures(first) if first.kind == "language" else _figures(entries)
@@ -50,16 +50,16 @@ def _parts(entries: list[MethodEntry]) -> list[str]:
         said,
         f"```console\n$ fairhead mitigate {first.name} {given} --out run\n```",
         _variants(entries[1:]),
-        "## What came of it",
+        "## Results",
         _verdicts(entries),
-        figures or "None of [the pages of results](../evidence.md) has it yet.",
+        figures or "No [results page](../evidence.md) includes it yet.",
         _settings(first),
     ]
 
 
 def _variants(entries: list[MethodEntry]) -> str:
     rows = [f"| `{e.name}` | {e.about} | {_options(e)} |" for e in entries]
-    return _table("| also | what | settings |", rows) if rows else ""
+    return _table("| variant | description | settings |", rows) if rows else ""
 
 
 def _options(entry: MethodEntry) -> str:
