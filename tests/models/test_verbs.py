@@ -236,7 +236,7 @@ def test_mitigate_changes_a_copy_of_a_live_language_model(tmp_path):
         found.to_frame().set_index("part").loc["ce", "after"] < found.to_frame().set_index("part").loc["ce", "before"]
     )
     assert found.to_dict()["runs"]["klaad"]["held_out"]["items"] == 15
-    assert "15 items that were held out" in found.report(tmp_path / "page.html").read_text()
+    assert "15 held-out items" in found.report(tmp_path / "page.html").read_text()
     assert "srcdoc" in found._repr_html_()
     again = fairhead.mitigate(model, pairs(), fairhead.KLAAD(kl_weight=0.5), beside=tokenizer(), **plan)
     assert again.rows() == found.rows()  # it was complete

@@ -212,7 +212,7 @@ def halves_of(evaluation: Evaluation, seed: int = 0) -> Mask:
 
 def check_halves(evaluation: Evaluation, choosing: Mask) -> None:
     """Refuse halves of which one has a single group."""
-    for half, name in ((choosing, "choosing"), (~choosing, "reporting")):
+    for half, name in ((choosing, "selection"), (~choosing, "reporting")):
         for group, pole in ((1, evaluation.poles[0]), (0, evaluation.poles[1])):
             if not (evaluation.groups[half] == group).any():
                 raise InputError(

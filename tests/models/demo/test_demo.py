@@ -163,13 +163,17 @@ CANDIDATES = [
 @pytest.mark.parametrize(
     ("notes", "tone", "words"),
     [
-        ({"kept": "balance", "tried": CANDIDATES, "price": 2.0}, "note", "spread of 1.0 points (4.0 plainly trained)"),
+        (
+            {"kept": "balance", "tried": CANDIDATES, "price": 2.0},
+            "note",
+            "spread between clusters of 1.0 points (4.0 with plain training)",
+        ),
         (
             {"kept": "plain", "tried": CANDIDATES, "price": 2.0},
             "unclear",
             "selected plain training: no other candidate",
         ),
-        ({"kept": "plain"}, "note", "plain training alone"),
+        ({"kept": "plain"}, "note", "only plain training"),
     ],
 )
 def test_words_on_the_choice_say_what_was_kept(notes, tone, words):

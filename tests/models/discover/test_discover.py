@@ -64,7 +64,7 @@ def test_blobs_are_found_and_described(blobs):
     assert (blob.purity, blob.adjusted_rand, blob.alone) == (1, 1, 0.5)
     assert abs(coin.adjusted_rand) < 0.05
     texts = [sentence.text for sentence in found.page().verdict]
-    assert texts[0].startswith("There are 3 clusters of 300 texts")
+    assert texts[0].startswith("300 texts form 3 clusters")
     assert texts[1].endswith("the clusters are nearly these groups.")
     assert texts[2].endswith("the clusters are hardly these groups.")
     assert found.to_frame()["share of yes"].is_monotonic_increasing

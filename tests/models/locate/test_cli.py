@@ -94,7 +94,7 @@ def test_locate_writes_map_report_and_records(located) -> None:
     assert set(map(tuple, content["confirmed"])) <= set(map(tuple, content["selected"]))
     page = (located / "report.html").read_text()
     assert "selected heads confirmed on the other half" in page
-    assert "loses without each head" in page
+    assert "shrinks without each head" in page
     assert "data:image/jpeg;base64," in page
     assert len((located / "records.csv").read_text().splitlines()) == content["n"]["reporting"] + 1
 

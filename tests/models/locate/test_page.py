@@ -52,9 +52,9 @@ def test_one_map_is_shown_at_a_time_with_and_without_scripts(browser, page, addr
     plain.goto(address)
     for one in (page, plain):
         maps = one.locator(".pane h3:visible")
-        assert maps.all_inner_texts() == ["Each head's part in the gap of the evidence for “LABEL_1”"]
+        assert maps.all_inner_texts() == ["Each head's contribution to the gap in the evidence for “LABEL_1”"]
         one.get_by_role("radio", name="Effect").check()
-        assert maps.all_inner_texts() == ["What the gap of the evidence for “LABEL_1” loses without each head"]
+        assert maps.all_inner_texts() == ["How much the gap in the evidence for “LABEL_1” shrinks without each head"]
         one.get_by_role("radio", name="Along shade").check()
         assert "separates bright from dark" in maps.all_inner_texts()[0]
     plain.close()

@@ -126,7 +126,7 @@ def test_a_head_that_acts_through_later_layers_is_found_by_its_effect_alone() ->
     assert found.confirmed == (RELAYED,)
     assert found.verdict()[0].text.startswith("1 of 1 selected heads confirmed on the other half. (L0H2, of 12 heads")
     page = render(found.report({}))
-    assert "loses without each head" in page
+    assert "shrinks without each head" in page
     content = json.loads(json.dumps(found.to_dict({}), allow_nan=False))
     assert np.array(content["single_heads"]["values"]).argmax() == np.ravel_multi_index(RELAYED, (LAYERS, HEADS))
 
