@@ -227,7 +227,7 @@ def test_age_leaves_out_those_between_its_poles(clip, faces, capsys) -> None:
         (["ablate", "--from", "missing.json"], "is not a head map"),
         (["ablate", "--from", __file__], "nor other JSON"),
         (["ablate", "--heads", "L0H0", "--kind", "resample", "--batch-size", "2"], "other rows in every batch"),
-        (["ablate", "--heads", "L0H0", "--kind", "resample", "--save", "x"], "needs other images"),
+        (["ablate", "--heads", "L0H0", "--kind", "resample", "--save", "x"], "needs other rows"),
     ],
 )
 def test_mistakes_get_one_line(clip, faces, capsys, arguments, message) -> None:
