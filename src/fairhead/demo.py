@@ -45,8 +45,8 @@ Tell = Callable[[str, int, int, str], None]
 _WHAT_WAS_DONE = (
     "There are {train} training pictures, whose background follows the label in 93 % of cases; {val} validation "
     "pictures, as they would come from where the model is used: each digit on either background; and {test} test "
-    "pictures: every test digit appears once on a dark and once on a light background. In validation and test pictures, "
-    "the background is independent of the label.\n\n"
+    "pictures: every test digit appears once on a dark and once on a light background. In validation and test "
+    "pictures, the background is independent of the label.\n\n"
     "The encoder is the same network after a short plain training, which learns the easiest feature first: the "
     "background. Clustering its features uses neither labels nor backgrounds. `auto` weights the training pictures so "
     "that clusters and labels are independent (balance), so that they resemble the validation pictures (match), or "
