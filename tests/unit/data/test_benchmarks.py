@@ -33,7 +33,7 @@ def test_stereoset_items_must_have_one_sentence_of_each_label(tmp_path):
     with pytest.raises(InputError) as told:
         read("stereoset", tmp_path)
     assert str(told.value) == (
-        f"{tmp_path}: dev.json: id-wrong is not as published: the gold labels of its sentences are stereotype, "
+        f"{tmp_path}/dev.json: id-wrong is not as published: the gold labels of its sentences are stereotype, "
         "stereotype, anti-stereotype; expected one each of stereotype, anti-stereotype, unrelated: mend or remove it, "
         "or go on without it (--data-option on_error=skip; in Python on_error='skip')"
     )

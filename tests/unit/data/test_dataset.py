@@ -31,7 +31,7 @@ def data() -> Dataset:
 
 def test_examples_have_no_way_back_to_a_group(data):
     train = data.examples("train")
-    assert {f.name for f in dataclasses.fields(train)} == {"ids", "inputs", "labels", "classes"}
+    assert {f.name for f in dataclasses.fields(train)} == {"ids", "inputs", "labels", "classes", "numbered"}
     assert (train.ids.tolist(), train.inputs, train.labels.tolist()) == (["a", "c"], ("w", "y"), [0, 1])
 
 
