@@ -372,8 +372,21 @@ def comparison_verdicts(comparison: Comparison) -> list[report.Sentence]:
         for word, start in starts.items()
         if word in words
     ]
+    said += [report.Sentence(text, "note") for text in _moved(comparison, asked)]
     most = sorted(turned, key=lambda p: -abs(p.value or 0.0))[:_MOST_NAMED]
     return said + [report.Sentence(f"The gap is reversed in B: {change_between(p)}.", "bad") for p in most]
+
+
+def _moved(comparison: Comparison, asked: list[Difference]) -> list[str]:
+    """Between which groups a gap moved whose size did not change significantly, and whether thin groups are why."""
+    moved = [d for d in asked if said_of_difference(d) == GROUPS_MOVED]
+    thin = {(e.metric, e.group_by) for e in comparison.a.estimates if "unstable" in e.detail}
+    behind = [p for p in comparison.pairs if p.significant and any(_is_behind(p, d) for d in moved)]
+    clear = [p for p in behind if p.outcome in ("better", "worse")][:_MOST_NAMED]
+    said = [f"Between two groups: {change_between(p)}: B {p.outcome}." for p in clear]
+    if any((d.metric, d.group_by) in thin for d in moved):
+        said.append(f"Groups of fewer than {STABLE_ROWS} rows widen these intervals; min_group leaves them out.")
+    return said
 
 
 def _is_behind(pair: Difference, gap: Difference) -> bool:

@@ -52,6 +52,29 @@ def test_a_reversed_gap_is_not_no_difference(capsys):
     assert found.to_dict()["pairs"][0]["groups"] == ("f", "m")
 
 
+def test_a_small_group_does_not_hide_what_changed_between_large_ones():
+    """Women come 8 points nearer to men; a group of 14 rows makes the size of the whole gap uncertain."""
+    rng = np.random.default_rng(0)
+    group = np.array(["f"] * 1480 + ["m"] * 1506 + ["x"] * 14)
+    luck, labels = rng.random(len(group)), (rng.random(len(group)) < 0.5).astype(int)
+    a, b = (
+        Records.from_arrays(
+            labels,
+            (luck < np.select([group == "f", group == "m"], [rate, 0.5], 0.6)).astype(int),
+            groups={"sex": group},
+        )
+        for rate in (0.3, 0.38)
+    )
+    found = fairhead.compare(a, b, metrics=["DP"])
+    assert said_of_difference(found.differences[0]) == "groups moved, size not significant"
+    texts = [sentence.text for sentence in comparison_verdicts(found)]
+    assert any(t.startswith("Between two groups: selection rate by sex, f") and t.endswith("B better.") for t in texts)
+    assert any("min_group" in text for text in texts)
+    without = [sentence.text for sentence in comparison_verdicts(fairhead.compare(a, b, metrics=["DP"], min_group=30))]
+    assert len(without) == 1
+    assert without[0].startswith("B has a smaller gap than A")
+
+
 def test_each_pair_of_groups_has_its_signed_change():
     a, b = both(np.random.default_rng(1), 800, (0.5, 0.7, 0.6, 0.6), (0.6, 0.6, 0.6, 0.6))
     found = fairhead.compare(a, b, metrics=["DP"], reference="m").pairs
