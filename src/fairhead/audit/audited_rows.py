@@ -364,8 +364,8 @@ def _refuse_duplicates(where: str, ids: NDArray[Any]) -> None:
     if len(values) < len(ids):
         twice = int(np.argmin(np.where(counts > 1, first, len(ids))))
         raise InputError(
-            f"Id {values[twice]} occurs {counts[twice]} times in {where}, "
-            f"and {int((counts > 1).sum())} ids occur more than once; a comparison needs one row an id."
+            f"Id {values[twice]} occurs {counts[twice]} times in {where} (ids that occur more than once: "
+            f"{int((counts > 1).sum())}); a comparison needs one row per id."
         )
 
 

@@ -89,7 +89,11 @@ def _watched(record: TrainingRecord) -> list[str]:
     before, after = seen["before"], seen["after"]
     kept = f"the weights after step {seen['chosen']} are kept"
     if not seen["chosen"]:
-        kept = "the original weights are kept: at each check the score was further from 50 %, or perplexity too high"
+        most = (1 + record.plan["perplexity_rise"]) * before["perplexity"]
+        kept = (
+            "the original weights are kept: no check had a score at least as near to 50 % and a perplexity of at most "
+            f"{most:.2f} (--perplexity-rise)"
+        )
     return [
         f"on {seen['items']} watched items the stereotype score{of} went from {100 * before['ss']:.1f} to "
         f"{100 * after['ss']:.1f} % and perplexity from {before['perplexity']:.2f} to {after['perplexity']:.2f}; {kept}"
