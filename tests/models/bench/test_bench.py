@@ -282,7 +282,7 @@ def test_mistakes_are_found_before_anything_runs(grid_of, tmp_path):
         (GRID.replace("[erm, dam]", "[erm, damm]"), "Did you mean 'dam'"),
         (GRID.replace("[erm, dam]", "[erm, {method: dam, options: {value: 3}}]"), "Did you mean 'values'"),
         (GRID.replace("model: vit-2x2", "model: vit"), "there is no model 'vit'"),
-        (GRID.replace("model: vit-2x2", "model: path:nowhere"), "^nowhere: a folder with a model"),
+        (GRID.replace("model: vit-2x2", "model: path:nowhere"), "^nowhere: expected a folder with a model"),
         (GRID.replace("width: 16", "widht: 16"), "Did you mean 'width'"),
         (GRID.replace("utkface:${FACES}", "utkfaces:${FACES}"), "Did you mean 'utkface'"),
         (GRID.replace("utkface:${FACES}", "utkface:${FACES}/nowhere"), "nowhere, where utkface should be"),

@@ -144,7 +144,7 @@ def test_a_model_is_not_saved_over_itself(clip, faces, capsys) -> None:
 
 def test_weights_cannot_hold_an_edit_of_the_first_token(clip, faces, capsys, tmp_path) -> None:
     edit = ["--heads", "L1H0", "--tokens", "first", "--save", str(tmp_path)]
-    assert "act on every token" in refused(capsys, ["ablate", "--model", str(clip), *common(faces), *edit])
+    assert "affects every token" in refused(capsys, ["ablate", "--model", str(clip), *common(faces), *edit])
 
 
 def test_a_classifier_brings_its_own_classes(faces, tmp_path, capsys) -> None:

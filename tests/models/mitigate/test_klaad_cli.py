@@ -49,7 +49,7 @@ def test_a_run_leaves_a_model_that_is_scored_like_any_other(model, data, tmp_pat
     out = tmp_path / "trained"
     klaad(model, data, out, "--lr", "1e-2", "--epochs", "3", "--kl-weight", "0.5", "--layers=0,-1", "--pooling", "last")
     said = capsys.readouterr()
-    assert "held out" in said.out
+    assert "held-out" in said.out
     assert "klaad: 6 of 6" in said.err
     record = TrainingRecord.read(out)
     assert record.settings["layers"] == [0, -1]

@@ -87,7 +87,7 @@ def test_the_command_prints_a_result_and_goes_on_from_its_own_scores(real_model,
     arguments += ["--limit", "40", "--device", "cpu", "--out", str(tmp_path / "scores"), "--json"]
     main([*arguments, str(tmp_path / "first.json")])
     shown = capsys.readouterr().out
-    assert "crows_pairs: 40 items" in shown
+    assert "on CrowS-Pairs: 40 items" in shown
     (journal,) = (tmp_path / "scores" / "journals").glob("crows_pairs-*.jsonl")
     assert len(journal.read_text().splitlines()) == 81
     before = journal.stat().st_mtime_ns
@@ -106,7 +106,7 @@ def test_an_encoder_is_refused_in_one_line(real_model, real_data, capsys):
     assert stopped.value.code == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
-    assert "holds a BertModel; a causal language model" in error
+    assert "holds a BertModel; expected a causal language model" in error
 
 
 @pytest.mark.slow
