@@ -113,7 +113,9 @@ def test_what_cannot_be_loaded_is_named(folder, tmp_path):
         load_scorer(tmp_path, device="cpu")
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": ["LlamaForSequenceClassification"]}))
-    with pytest.raises(UnsupportedModel, match="holds a LlamaForSequenceClassification; expected a causal language model"):
+    with pytest.raises(
+        UnsupportedModel, match="holds a LlamaForSequenceClassification; expected a causal language model"
+    ):
         load_scorer(tmp_path, device="cpu")
 
 

@@ -412,7 +412,8 @@ def test_a_sample_from_the_place_of_use_is_matched():
     plain = run(method("erm"), heads(train), train, validation, plan).model
     found = run(method("match"), heads(train), train, validation, plan)
     assert found.notes["match"]["differ"]
-    assert "rows and those of the validation part differ significantly within" in choice_verdict(found.notes)[-1].text
+    (said,) = choice_verdict(found.notes)[-1:]
+    assert "those of the validation part differ significantly within" in said.text
     assert gap(found.model, test, group) < gap(plain, test, group) / 3
     # The same rows given as a sample, beside validation rows that are like the training rows.
     other, _ = hidden_group(1000, 0.9, seed=3, shift=2)
