@@ -7,7 +7,7 @@
 DATA holds images/fairface_val5k.zip and images/celeba10k.zip. A question's rows are split in three: on 40 % of them a
 probe is fitted that predicts the label from CLIP's output, on one half of the others heads and edits are chosen, and on
 the other half they are reported. With `--fresh` they are reported on rows of CelebA that were never drawn, of persons
-that are neither among the probe's rows nor in the choosing half. Figures are written to OUT/<question>.json after each
+that are neither among the probe's rows nor in the selection half. Figures are written to OUT/<question>.json after each
 step; each step is made for all questions before the next. `--table` prints the tables of
 docs/results/locate-six-questions.md from such a folder.
 """
@@ -136,7 +136,7 @@ def figures(rows: Evaluation, reads: Sequence[NDArray[np.float64]]) -> dict[str,
 
 
 def rank(question: Question, kind: str) -> tuple[tuple[Head, ...], NDArray[np.float64]]:
-    """At most 12 heads by the effect of one kind of edit on the choosing half, and the effects of all, [L, H]."""
+    """At most 12 heads by the effect of one kind of edit on the selection half, and the effects of all, [L, H]."""
     rows = question.choosing & question.comparable
     found, exact = effects(question, rows, PLAN, kind)
     run = np.ones(question.shape, dtype=bool)
@@ -204,7 +204,7 @@ class Run:
         return abs(gap["b"]) <= 0.5 * abs(gap["a"]) and -accuracy["value"] <= allowed_cost(self.result)
 
     def doses(self) -> Iterator[str]:
-        """The cheapest edit that reaches the target on the choosing half; that of the rule with controls."""
+        """The cheapest edit that reaches the target on the selection half; that of the rule with controls."""
         ranked, effect = rank(self.question, self.how.rank_by)
         self.result |= {"ranked": [list(head) for head in ranked], "effect": effect.tolist()}
         strengths = [k / 10 for k in range(1, 11)] if self.how.fine else (0.5, 1.0)
@@ -245,7 +245,7 @@ class Run:
         yield ""
 
     def told_gains(self) -> Iterator[str]:
-        """Gains learned against each gap, told the groups of the choosing half."""
+        """Gains learned against each gap, told the groups of the selection half."""
         at = np.flatnonzero(self.question.choosing)
         for metric in METRICS:
             found = learn_told_gains(self.question, replace(PLAN, target=0.5, target_metric=metric))

@@ -125,7 +125,7 @@ def print_tables(folder: Path, questions: Sequence[str]) -> None:
         if told["heads"]
     ]
     if learned:
-        print("\n| question | gap | choosing half: out of fold (end) | all of it, in a pass | reported |", end="")
+        print("\n| question | gap | selection half: out of fold (end) | all of it, in a pass | reported |", end="")
         print(" accuracy there: before, out of fold, in a pass | weight | learned controls beaten |")
         print("|---|---|---|---|---|---|---|---|")
     for question, metric, told in learned:

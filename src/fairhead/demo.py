@@ -43,7 +43,7 @@ SHADES = ("dark", "light")
 # Called with the name of a stage, how much of it is done, how much there is, and a word about it.
 Tell = Callable[[str, int, int, str], None]
 _WHAT_WAS_DONE = (
-    "There are {train} training pictures, whose background follows the label in 93 % of cases; {val} validation "
+    "There are {train} training pictures, whose background follows the label in {bias:g} % of cases; {val} validation "
     "pictures, as they would come from where the model is used: each digit on either background; and {test} test "
     "pictures: every test digit appears once on a dark and once on a light background. In validation and test "
     "pictures, the background is independent of the label.\n\n"
@@ -199,7 +199,7 @@ def run_demo(
                 **everywhere,
             )
     made = {**({} if command is None else {"command": command}), "seed": plan.seed, "seconds": seconds}
-    report = _report(digits, discovered, auto, comparison, located, made)
+    report = _report(plan, digits, discovered, auto, comparison, located, made)
     write(report, out / "report.html")
     return Demo(out / "report.html", tuple(sentence.text for sentence in report.verdict))
 
@@ -223,6 +223,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def _report(
+    plan: DemoPlan,
     digits: Dataset,
     discovered: Discovered,  # clusters of all pictures, and the gap of the plain model between them
     auto: Mitigated,  # the run that tried and chose
@@ -240,9 +241,9 @@ def _report(
     return Report(
         title="fairhead demo: digits whose background follows the label",
         question=(
-            "A small vision transformer learns to tell odd from even digits. In 93 % of its training pictures the "
-            "background is light for odd and dark for even digits. Can fairhead discover this without group labels, "
-            "how much can it reduce the gap without them, and which attention heads contribute to the gap?"
+            f"A small vision transformer learns to tell odd from even digits. In {100 * plan.bias:g} % of its training "
+            "pictures the background is light for odd and dark for even digits. Can fairhead discover this without "
+            "group labels, how much can it reduce the gap without them, and which attention heads contribute to it?"
         ),
         verdict=[
             *([Sentence(text, tone)] if notes["kept"] != "plain" else []),
@@ -257,7 +258,7 @@ def _report(
             ),
         ],
         sections=[
-            Text(title="Method", text=_WHAT_WAS_DONE.format(**digits.sizes)),
+            Text(title="Method", text=_WHAT_WAS_DONE.format(bias=100 * plan.bias, **digits.sizes)),
             *found.sections[:2],
             _tried(notes),
             Audited(title="Plain training", name="plain training", audit=comparison.a),

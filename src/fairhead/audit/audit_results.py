@@ -372,14 +372,14 @@ def comparison_verdicts(comparison: Comparison) -> list[report.Sentence]:
         for word, start in starts.items()
         if word in words
     ]
-    said += [report.Sentence(text, "note") for text in _moved(comparison, asked)]
+    said += [report.Sentence(text, "note") for text in _moved(comparison, asked, turned)]
     most = sorted(turned, key=lambda p: -abs(p.value or 0.0))[:_MOST_NAMED]
     return said + [report.Sentence(f"The gap is reversed in B: {change_between(p)}.", "bad") for p in most]
 
 
-def _moved(comparison: Comparison, asked: list[Difference]) -> list[str]:
+def _moved(comparison: Comparison, asked: list[Difference], turned: list[Difference]) -> list[str]:
     """Between which groups a gap moved whose size did not change significantly, and whether thin groups are why."""
-    moved = [d for d in asked if said_of_difference(d) == GROUPS_MOVED]
+    moved = [d for d in asked if said_of_difference(d) == GROUPS_MOVED and not any(_is_behind(p, d) for p in turned)]
     thin = {(e.metric, e.group_by) for e in comparison.a.estimates if "unstable" in e.detail}
     behind = [p for p in comparison.pairs if p.significant and any(_is_behind(p, d) for d in moved)]
     clear = [p for p in behind if p.outcome in ("better", "worse")][:_MOST_NAMED]

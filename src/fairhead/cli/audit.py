@@ -75,8 +75,8 @@ class Columns:
             each class, in sorted order.
         cluster: column of documents, persons, ... whose rows belong together.
         weight: sampling weights.
-        positive: the positive class. The default is the class named yes, true or 1, otherwise the last in sorted order.
-            With more than two classes: this class against the rest.
+        positive: the positive class. The default is the class whose name says so (yes, true, 1, ...), else the last in
+            sorted order. With more than two classes: this class against the rest.
         classes: a class; repeat it for each, if the labels do not include all classes.
         threshold: without --prediction, scores of at least this value are positive (default 0.5); scores then need not
             be probabilities. "median": scores above the median are positive.

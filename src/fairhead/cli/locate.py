@@ -106,7 +106,7 @@ class Edit:
         kind: what replaces a head's output: its mean (balanced over groups), zero, the output for another row
             (resample), or a projection of it: LEACE (project) erases the group, splince also keeps the covariance with
             the label. gain multiplies each head by a factor that is learned with balanced clusters or, with --target,
-            to reduce the gap, from the groups of the choosing half; without --heads it also selects the heads.
+            to reduce the gap, from the groups of the selection half; without --heads it also selects the heads.
         strength: strength of the edit, from 0 (none) to 1 (full).
         save: write the edit into the weights and save the model; the report describes the saved model.
     """

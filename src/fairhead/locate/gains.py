@@ -6,7 +6,7 @@ anew where the gains stand. There are two objectives:
 - `learn_gains` is not told the groups. It minimises the cross-entropy of rows that are weighted so that clusters of the
   model's own outputs are independent of the label (the objective of `balance`). Gains are pulled towards 1, and heads
   enter one by one as the pull grows weaker.
-- `learn_told_gains` is told the groups of the choosing half, as erasure is, and a gap to bring down.
+- `learn_told_gains` is told the groups of the selection half, as erasure is, and a gap to bring down.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,7 +25,7 @@ from fairhead.locate.directions import balanced_weights
 from fairhead.locate.head_features import Array
 from fairhead.locate.head_maps import Head, largest_first, mask_of
 from fairhead.locate.locate_settings import LocatePlan
-from fairhead.locate.rows import MIN_CELL, Evaluation, halves_of
+from fairhead.locate.rows import MIN_CELL, Evaluation, halves
 from fairhead.report.wording import metric_name
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def learn_gains(
     rounds: int = 3,
     seed: int = 0,
 ) -> Gains:
-    """Learn gains on the choosing half: of at most so many heads, and so many of one layer, or of given `heads`."""
+    """Learn gains on the selection half: of at most so many heads, and so many of one layer, or of given `heads`."""
     at = np.flatnonzero(question.choosing)
     labels = question.rows.labels[at]
     weights, clusters = balanced_weights(question.features.output[at], labels, seed)
@@ -96,7 +96,7 @@ class ToldGains:
     heads: tuple[Head, ...]  # those whose gain is not 1, the farthest from it first
     weight: float  # of the gap in the objective
     metric: str  # the gap
-    before: float  # the gap of the model as it is, on the choosing half
+    before: float  # the gap of the model as it is, on the selection half
     gap: float  # out of fold
     upper: float  # end of that gap
     reached: bool  # whether that end is within the target; if not, that of no step is, and this comes nearest
@@ -107,7 +107,7 @@ class ToldGains:
         """How they were learned, and what is expected of them."""
         missed = "" if self.reached else "; no step is surely within the target, this comes nearest"
         return (
-            f"Gains were learned with the groups of the choosing half. Out of fold, {metric_name(self.metric)} goes "
+            f"Gains were learned with the groups of the selection half. Out of fold, {metric_name(self.metric)} goes "
             f"there from {self.before:.3f} to {self.gap:.3f} (one-sided {50 + 50 * _SURE:.0f} % bound "
             f"{self.upper:.3f}{missed}) at an accuracy of {100 * self.accuracy:.1f} %."
         )
@@ -119,18 +119,19 @@ def learn_told_gains(
     heads: Sequence[tuple[int, int]] | None = None,
     weights: Sequence[float] = WEIGHTS,
 ) -> ToldGains:
-    """Learn gains on the choosing half, told its groups, that bring the plan's gap down to its target.
+    """Learn gains on the selection half, told its groups, that bring the plan's gap down to its target.
 
     Minimised is the cross-entropy plus a weight times the squared differences of the groups' mean probabilities, for
-    EOd given the label. The weight grows step by step; how far is chosen by cross-fitting within the choosing half, in
+    EOd given the label. The weight grows step by step; how far is chosen by cross-fitting within the selection half, in
     true passes: of the steps whose gap out of fold is surely within the target, the most accurate one.
     """
     at = np.flatnonzero(question.choosing)
     rows = question.rows.take(at)
-    fold = halves_of(rows, plan.seed).astype(np.intp)
+    cells, clusters = len(rows.names) * rows.labels + rows.groups, rows.clusters
+    fold = halves(cells, clusters, plan.seed).astype(np.intp)
     for half in (0, 1):
         inside = np.flatnonzero(fold % 2 == half)
-        fold[inside] += 2 * halves_of(rows.take(inside), plan.seed)
+        fold[inside] += 2 * halves(cells[inside], None if clusters is None else clusters[inside], plan.seed)
     plain, slopes = _first_order(question, at, np.ones(question.shape))
     follow = partial(follow_gains, question, plan, heads, first=(plain, slopes))
     crossed = [plain.copy() for _ in weights]  # logits out of fold
@@ -168,7 +169,7 @@ def follow_gains(
     first: tuple[Array, Array] | None = None,
     fitted: NDArray[np.bool_] | None = None,
 ) -> Iterator[tuple[Array, Array]]:
-    """Told gains [L, H] and logits [n, C] of the choosing half, as the weight of the gap grows.
+    """Told gains [L, H] and logits [n, C] of the selection half, as the weight of the gap grows.
 
     They are learned from all n rows of it, or from those `fitted` [n]; `first` are logits and slopes with all gains 1.
     """
@@ -195,6 +196,8 @@ def _contrast(rows: Evaluation, metric: str) -> Array:
         cells = [(given == label) & (groups == group) for group in range(len(rows.names))]
         means = np.array([cell / cell.sum() for cell in cells if cell.sum() >= MIN_CELL])
         lines += [means - means.mean(0)] if len(means) > 1 else []
+    if not lines:
+        raise InputError(f"gains need {MIN_CELL} {rows.noun} of two groups in three quarters of the selection half")
     return np.concatenate(lines) / np.sqrt(len(lines))
 
 

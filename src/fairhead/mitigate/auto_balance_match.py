@@ -377,6 +377,7 @@ def _cluster_notes(clusters: Clusters, features: Tensor, labels: Tensor) -> dict
         "count": clusters.size,
         "rows": rows.sum(1).tolist(),
         "label_rates": (rows / rows.sum(1, keepdim=True).clamp(1)).double().round(decimals=4).tolist(),
+        "of_one_class": ((rows > 0).sum(1) == 1).tolist(),
         "stability": {str(one.clusters): round(one.mean, 4) for one in clusters.stability},
         "in_groups": share_of_groups(points, clusters.clustering.centres, labels),
     }

@@ -300,12 +300,13 @@ def _cluster_texts(notes: Mapping[str, Any]) -> list[str]:
             "The clusters are nearly the classes, so balancing had little to compare within them: use another "
             "encoder, such as a pretrained one (--option encoder=...)."
         ]
-    if alone := [str(n) for n, rates in enumerate(clusters["label_rates"], start=1) if max(rates) == 1]:
+    said = []
+    if alone := [str(n) for n, one in enumerate(clusters.get("of_one_class", ()), start=1) if one]:
         which = f"Clusters {' and '.join(alone)} have" if len(alone) > 1 else f"Cluster {alone[0]} has"
-        return [f"{which} one class alone: weights cannot make it independent of the label."]
+        said.append(f"{which} one class alone: weights cannot make it independent of the label.")
     if stability is not None and stability < _LITTLE:
-        return [f"The clusters are not very stable ({agreement}): other rows would give other clusters."]
-    return []
+        said.append(f"The clusters are not very stable ({agreement}): other rows would give other clusters.")
+    return said
 
 
 def choice_section(notes: Mapping[str, Any], classes: Sequence[str]) -> list[Section]:

@@ -9,7 +9,7 @@ from torch import nn
 
 from fairhead.language.running import TrainingRecord
 from fairhead.mitigate.registry import method_named
-from fairhead.mitigate.triplets import NOT_TO_TRAIN_ON
+from fairhead.mitigate.triplets import NOT_TO_TRAIN_ON, is_crows_pairs
 from fairhead.models import load
 from fairhead.report import Report, Result, Sentence
 from fairhead.report.model_card import Card, name_of, short_data
@@ -115,7 +115,7 @@ def card_of(record: TrainingRecord, carries: str | None) -> Card:
         for row in MitigatedLanguage({"": record}, Path()).rows()
     )
     limits = ["The losses have no interval and do not measure stereotypes."] if losses else []
-    if any("crows" in source.casefold() for source in sources):
+    if any(is_crows_pairs(*source.partition(":")[::2]) for source in sources):
         limits.append(f"It was trained on CrowS-Pairs. {NOT_TO_TRAIN_ON}.")
     return Card(
         title=f"{base or 'A language model'} with {record.method}",

@@ -119,7 +119,7 @@ class LanguageTrainer:
         """Train on the training part; measure every part of the loss on the held-out part, before and after.
 
         The record also says how hard each part pulls at the start: the norms of their gradients in the first batch, of
-        those of its examples that are read together.
+        as many of its examples as are read together.
 
         Where a loss is not finite, or the model no longer predicts text, it is back at its last good weights, and
         `TrainingDiverged` is raised.

@@ -48,6 +48,11 @@ from fairhead.train.step import say_once
 NOT_TO_TRAIN_ON = "CrowS-Pairs was made to score models with, and its authors ask that none be trained on it"
 
 
+def is_crows_pairs(name: str, path: str) -> bool:
+    """Whether data of this name, or of this file, are CrowS-Pairs: also as own pairs, in any language."""
+    return "crows" in f"{name} {Path(path).name}".casefold()
+
+
 E = TypeVar("E")
 SHARE = " share"  # after the name of a part of a loss: of how many of the examples it is
 
@@ -152,8 +157,7 @@ needed here: crows_pairs, stereoset, pairs, triplets
         own = {name: self.options[name] for name in reader.options if name in self.options}
         own |= {name: self.options[key] for name in reader.options if (key := f"{reader.name}.{name}") in self.options}
         found: Any = reader.read(path, **own)
-        # Also as pairs of one's own, in its own language or another.
-        if "crows" in f"{found.name} {Path(found.provenance.get('path', '')).name}".casefold():
+        if is_crows_pairs(found.name, str(found.provenance.get("path", ""))):
             so = "say so wherever scores of this model are shown, and score it on the pairs that are held out"
             say_once(f"{NOT_TO_TRAIN_ON}: {so}")
         items: list[StereoSetItem] = triplets_of(found) if reader.kind == "pairs" else list(found)

@@ -232,8 +232,9 @@ class Records:
             cluster: column of the document, person, ... that a row belongs to.
             weight: column of sampling weights.
             classes: all classes, in the order of the score columns, if the labels do not include all of them.
-            positive: the positive class. The default is the class named yes, true or 1, otherwise the last in sorted
-                order, which the audit then states. With more than two classes, that class against the rest.
+            positive: the positive class. The default is the class whose name says so (yes, true, 1, ...), otherwise the
+                last in sorted order, which the audit then states. With more than two classes, that class against the
+                rest.
             threshold: with one score (or two), scores of at least this value predict the positive class; by default
                 0.5, for probabilities. With a threshold, a single score may have any scale. "median": above the median
                 of the scores.

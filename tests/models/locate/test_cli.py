@@ -475,7 +475,7 @@ def test_gains_are_learned_for_a_target_with_the_groups(clip, faces, capsys, tmp
     main([*ablate, *edit, "--save", str(tmp_path / "model")])
     content = json.loads(capsys.readouterr().out)
     assert sorted(content["selected"]) == np.argwhere(np.array(content["gains"]) != 1).tolist()
-    assert any("learned with the groups of the choosing half" in note for note in content["notes"])
+    assert any("learned with the groups of the selection half" in note for note in content["notes"])
     assert content["doses"] is None, "the gains were learned for the target: no other dose is looked for"
     assert (content["effects"][-1]["kind"], content["effects"][-1]["way"]) == ("gain", "forward")
     assert "loaded again" in content["notes"][-1]

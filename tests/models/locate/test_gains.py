@@ -8,6 +8,7 @@ import pytest
 from made_vit import HEADS, LAYERS, PLANTED, pictures, planted_vit
 from scipy.special import expit
 
+from fairhead.errors import InputError
 from fairhead.locate.decompose import Decomposer
 from fairhead.locate.directions import classifier_task, concept_from_images
 from fairhead.locate.dose import find_dose
@@ -72,7 +73,7 @@ def test_gains_that_are_told_the_groups_turn_the_planted_head_down() -> None:
     assert found.values[PLANTED] < 0.5
     assert (found.values == 1).sum() >= LAYERS * HEADS - 2
     assert found.gap <= found.upper <= 0.5 * found.before
-    assert "with the groups of the choosing half" in found.sentence
+    assert "with the groups of the selection half" in found.sentence
     gained = question.with_gains(found.values)
     before, after = gained.forward(gained.reported, "gain")([(), found.heads])
     gaps = gained.rows.take(gained.reported).figures([before, after])["EOd"]
@@ -132,3 +133,18 @@ def test_told_gains_are_one_more_dose() -> None:
     assert change is not None
     assert change.b == pytest.approx(gained.rows.take(gained.reported).figures(after)["EOd"][0])
     assert [dose.kind for dose in find_dose(question, [Head(*PLANTED)], plan, kinds=("mean",)).tried].count("gain") == 0
+
+
+def test_too_few_rows_for_told_gains_leave_the_other_doses(caplog) -> None:
+    """Three persons of one group: some quarter of the selection half has none of them, and cells are small."""
+    question = asked()
+    rare = question.rows.groups == 1
+    persons = np.where(rare, np.arange(len(rare)) % 3, 3 + np.arange(len(rare)) % 40)
+    question.rows = replace(question.rows, clusters=persons)
+    assert learn_told_gains(question, told_plan()).heads  # folds of persons without one group are no reason to stop
+    few = np.flatnonzero(question.choosing & rare)[12:]
+    question.rows = replace(question.rows, groups=np.where(np.isin(np.arange(len(rare)), few), 0, rare))
+    with pytest.raises(InputError, match="gains need 10 images of two groups"):
+        learn_told_gains(question, told_plan())
+    assert question.told_gains(told_plan()) is None
+    assert "were not tried: gains need 10" in caplog.text
