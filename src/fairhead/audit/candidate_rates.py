@@ -41,7 +41,7 @@ def candidate_rates(
     se: Array,  # their standard errors
     level: float,
     errors: Callable[[Array], intervals.Errors] | None = None,  # as in `Candidates`
-    even: Array | None = None,  # the rates of an even model
+    even: Callable[[], Array] | None = None,  # the rates of an even model
     logarithms: bool = False,
 ) -> intervals.Candidates:
     """For `intervals.gap`: rates with a smaller gap than observed, of a gap, or of a ratio as a gap of logarithms."""

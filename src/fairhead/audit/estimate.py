@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from math import sqrt
+from math import inf, sqrt
 from typing import Any
 
 import numpy as np
@@ -44,7 +44,8 @@ def estimate(
     if parts.excluded:
         detail |= {"n_undefined": len(parts.excluded), "excluded": list(parts.excluded)}
     n = _rows_used(metric, parts, group_rows)
-    reason = parts.why_undefined(reduction)
+    value = float(reduction(parts.hat))
+    reason = parts.why_undefined(reduction, value)
     if reason:
         return Estimate(metric.name, name, None, None, None, n, metric.ideal, reason, detail=detail)
     thin = _thin(rates, parts, groups)
@@ -53,7 +54,6 @@ def estimate(
     lost = 1 - np.count_nonzero(parts.kept) / len(parts.kept)
     if lost > _MENTION_LOST:
         detail["replicates_without_a_value"] = lost
-    value = float(reduction(parts.hat))
     if rates[0].terms is None:
         interval = _interval(reduction, parts, rules.level)
     else:
@@ -113,7 +113,7 @@ def _interval(reduction: Reduction, parts: Stack, level: float) -> intervals.Int
             error, se = parts.errors(level), parts.se * wide
             shares = reduction.metric.unit and not reduction.metric.scores
             at = partial(parts.errors_at, error, se) if shares else None
-            around = candidate_rates(reduction, parts.hat, se, level, at, parts.even)
+            around = candidate_rates(reduction, parts.hat, se, level, at, lambda: parts.even)
             found = intervals.gap(parts.hat, error, reduction, around, level)
             return _within_unit(found) if reduction.metric.unit else found
         case "pairwise":
@@ -194,8 +194,10 @@ def _ratio(reduction: Reduction, parts: Stack, level: float) -> intervals.Interv
         there = parts.noise(rates) / rates
         return intervals.Errors(error * np.divide(there, se, out=np.ones_like(se), where=se > 0), there)
 
-    even = np.log(np.maximum(parts.even, least))
-    around = candidate_rates(reduction, hat, se, level, errors, even, logarithms=True)
+    def even_logarithms() -> Array:
+        return np.asarray(np.log(np.maximum(parts.even, least)))
+
+    around = candidate_rates(reduction, hat, se, level, errors, even_logarithms, logarithms=True)
     gap = intervals.gap(hat, error, reduction.gap_of_logarithms, around, level)
     value = float(np.exp(-reduction.gap_of_logarithms(hat)))
     null = None if gap.null is None else float(np.exp(-gap.null))
@@ -259,11 +261,12 @@ def _made_by(reduction: Reduction, hat: Array) -> tuple[tuple[int, ...], int | N
 
 def _place_of_least(values: Array) -> int:
     """`np.nanargmin`, which takes longer than all else here for a handful of values."""
-    return int(np.where(np.isnan(values), np.inf, values).argmin())
+    every = values.ravel().tolist()
+    return min(range(len(every)), key=lambda place: inf if every[place] != every[place] else every[place])
 
 
 def _thin(rates: Sequence[Rates], parts: Stack, groups: Sequence[str]) -> list[str]:
-    thin = ~np.isnan(parts.hat) & (parts.independent < STABLE_ROWS)
+    thin = parts.usable & (parts.independent < STABLE_ROWS)
     return [
         f"{groups[g]} has {rates[kind].basis(int(c), int(g))}" for kind, c, g in zip(*np.nonzero(thin), strict=True)
     ]
@@ -272,8 +275,8 @@ def _thin(rates: Sequence[Rates], parts: Stack, groups: Sequence[str]) -> list[s
 def _rows_used(metric: Metric, parts: Stack, group_rows: NDArray[np.int64]) -> int:
     """Rows in the denominators, each counted once; figures of scores rest on all rows of their groups."""
     if metric.scores:
-        return int(group_rows[~np.isnan(parts.hat).all(axis=(0, 1))].sum())
-    used = np.where(np.isnan(parts.hat), 0, parts.rows).sum(axis=(0, 1))
+        return int(group_rows[parts.usable.any(axis=(0, 1))].sum())
+    used = (parts.rows * parts.usable).sum(axis=(0, 1))
     return int(np.minimum(used[: len(group_rows)], group_rows).sum())
 
 

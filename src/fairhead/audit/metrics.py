@@ -313,9 +313,9 @@ class Stack:
     @cached_property
     def even(self) -> Array:
         """The rates that all groups would have in common, shape [R, C, G]."""
-        weight = np.where(np.isnan(self.hat), 0.0, self._effective)
-        mean = np.nansum(self.hat * weight, axis=-1, keepdims=True) / np.maximum(weight.sum(axis=-1, keepdims=True), 1)
-        return np.where(np.isnan(self.hat), np.nan, mean)
+        weight = np.where(self.usable, self._effective, 0.0)
+        total = np.where(self.usable, self.hat * weight, 0.0).sum(axis=-1, keepdims=True)
+        return np.where(self.usable, total / np.maximum(weight.sum(axis=-1, keepdims=True), 1), np.nan)
 
     def reduction(self, metric: Metric, rules: Rules) -> Reduction:
         """The metric as a function of these rates."""
@@ -327,9 +327,9 @@ class Stack:
             reduction = replace(reduction, followed=int(np.argmax(np.nan_to_num(distance, nan=-1.0))))
         return reduction
 
-    def why_undefined(self, reduction: Reduction) -> str | None:
-        """The reason why there is no figure, or None."""
-        if not np.isnan(reduction(self.hat)):
+    def why_undefined(self, reduction: Reduction, value: float) -> str | None:
+        """The reason why there is no figure, whose value is NaN then, or None."""
+        if value == value:  # not NaN
             return None if self.kept.any() else NO_REPLICATE
         if self.excluded:
             return in_short(self.excluded)

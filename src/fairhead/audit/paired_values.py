@@ -209,7 +209,7 @@ def paired_values(metric: Metric, pair: Both, rules: Rules, reference: int) -> P
     stacks = [Stack.of(metric, r, tables[0].groups, rules.min_cell) for r in rates]
     reduction = stacks[0].reduction(metric, rules)
     for stack in stacks:
-        reason = stack.why_undefined(reduction)
+        reason = stack.why_undefined(reduction, float(reduction(stack.hat)))
         if reason:
             return reason
     if not (stacks[0].kept & stacks[1].kept).any():

@@ -21,6 +21,7 @@ from fairhead.records import Column, Records, keep_freed_memory
 from fairhead.report.wording import UNDECIDED, four_fifths
 from fairhead.stats import Curves, Estimate, GroupRow, intervals
 from fairhead.stats.bootstrap import MIN_ROWS, STABLE_ROWS
+from fairhead.stats.clusters import clusters_in
 from fairhead.stats.max_t import westfall_young
 
 _BY_GROUP = ("base_rate", "selection_rate", "TPR", "FPR", "precision", "NPV", "accuracy")
@@ -146,10 +147,10 @@ class Part:
     @cached_property
     def tables(self) -> Tables:
         """Counts and their replicates."""
-        drawing = Drawing([self.view], self.column, self.draws)
         if self.finer is not None and self.view.numbers is None and not self.view.labels:
-            return replace(self.finer.tables.all_rows, clusters=drawing.clusters)
-        return drawing.bootstrap()[0]
+            clusters = clusters_in(self.column.codes, len(self.column.levels), self.view.cluster)
+            return replace(self.finer.tables.all_rows, clusters=clusters)
+        return Drawing([self.view], self.column, self.draws).bootstrap()[0]
 
     @cached_property
     def scores(self) -> ScoreTables:

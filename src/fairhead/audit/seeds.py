@@ -160,7 +160,7 @@ class SeedPool:
             used = tables.all_rows if chosen.overall else tables
             stack = Stack.of(chosen, [used.rates(name) for name in chosen.rates], used.groups, self.min_cell)
             reduction = stack.reduction(chosen, self._rules)
-            reason = stack.why_undefined(reduction)
+            reason = stack.why_undefined(reduction, float(reduction(stack.hat)))
             if reason:
                 return f"seed {seed}: {reason}"
             star = np.full(self.n_boot, np.nan)

@@ -276,13 +276,13 @@ def westfall_young(observed: Sequence[float], draws: Sequence[Array], blocks: Se
     # How large a share of replicates is as large: of what was observed, and of each replicate.
     p, by_chance = [], []
     for x, drawn in zip(observed, draws, strict=True):
-        ranked = np.sort(drawn)
-        place = int(np.searchsorted(ranked, x))
-        p.append((1 + len(drawn) - place) / (1 + len(drawn)))
-        # Only shares up to p count below: most replicates need not be looked up.
-        some = ~(drawn < ranked[max(place - 1, 0)])
+        below = drawn < x
+        p.append((1 + len(drawn) - int(np.count_nonzero(below))) / (1 + len(drawn)))
+        # Only shares up to p count below: most replicates need not be ranked.
+        some = ~(drawn < np.max(drawn, where=below, initial=-np.inf))
+        ranked = np.sort(drawn[some])
         share = np.ones(len(drawn))
-        share[some] = (len(drawn) - np.searchsorted(ranked, drawn[some])) / (1 + len(drawn))
+        share[some] = (len(ranked) - np.searchsorted(ranked, drawn[some])) / (1 + len(drawn))
         by_chance.append(share)
     adjusted = list(p)
     smallest: dict[Hashable, Array] = {}
