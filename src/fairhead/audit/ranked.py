@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fairhead.stats.bootstrap import Sample
 from fairhead.stats.clusters import cell_numbers, count_rows, over_chunks
 
 Array = NDArray[np.float64]
@@ -22,6 +23,7 @@ _DECIMALS = (2, 3, 4, 5)
 _CELLS = 1 << 14  # between the lowest and the highest score; those two have cells of their own, where many may lie
 # By how much an AUC may be off because all scores of a cell count as equal, times the root of the rows of a class.
 _OFF = 0.03
+_LEAST = 1e-30  # so that nothing is divided by 0
 
 
 class Entries(NamedTuple):
@@ -176,6 +178,65 @@ def _sums(values: NDArray[Any], starts: NDArray[np.intp]) -> NDArray[Any]:
     return found
 
 
+@dataclass(frozen=True)
+class ScoreTable:
+    """One score in each group."""
+
+    entries: list[Entries]  # its distinct values
+    binned: list[Binned]  # its bins
+    sample: Sample  # rows by group, no hit or hit, and bin
+    n_boot: int  # replicates
+    seed: int  # of the replicates
+
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        """Unweighted counts of bins, shape [G, 2, K]."""
+        return self.sample.rows[0]
+
+    @cached_property
+    def counts(self) -> Array:
+        """(Weighted) counts of bins, shape [G, 2, K]: no hits and hits."""
+        return self.sample.observed()[0]
+
+    @cached_property
+    def star(self) -> Array:
+        """Replicates of the counts, shape [B, G, 2, K]."""
+        return self.sample.bootstrap(self.n_boot, np.random.default_rng(self.seed))[0]
+
+    @cached_property
+    def powers(self) -> tuple[Array, Array]:
+        """Sums of the scores in each bin, and of their squares, each [G, 2, K]."""
+        found = []
+        for entries, binned in zip(self.entries, self.binned, strict=True):
+            first = entries.mass * entries.value
+            found.append((binned.sums(first), binned.sums(first * entries.value)))
+        first, second = (np.stack(of) for of in zip(*found, strict=True))
+        return first, second
+
+    def mean(self, sums: Array) -> Array:
+        """The mean in each bin, [G, 2, K], of what its rows add up to."""
+        return np.divide(sums, self.counts, out=np.zeros(sums.shape), where=self.counts > 0)
+
+
+def normal_sums(mean: Array, square: Array, rows: Array, n_boot: int, rng: np.random.Generator) -> Array:
+    """Normal replicates [B, K, G] of means over rows, each of which has a value in one of K bins and 0 in the others.
+
+    Of the means and the mean squares, [K, G], of so many rows, [G]. With D² the squares and u the means over D, the
+    covariance matrix of a row is D(1 − uuᵀ)D, and D(1 − c·uuᵀ) is a root of it.
+    """
+    scale = np.sqrt(square)
+    u = np.divide(mean, scale, out=np.zeros_like(mean), where=scale > 0)
+    length = np.maximum((u**2).sum(axis=0), _LEAST)
+    factor = (1 - np.sqrt(np.maximum(1 - length, 0.0))) / length
+    found = np.empty((mean.shape[1], len(mean), n_boot))
+    for g, drawn in enumerate(found):  # one group at a time fits in a processor's cache
+        rng.standard_normal(out=drawn)
+        drawn -= np.outer(factor[g] * u[:, g], np.einsum("k,kb->b", u[:, g], drawn))
+        drawn *= (scale[:, g] / np.sqrt(rows[g]))[:, None]
+        drawn += mean[:, g, None]
+    return found.transpose(2, 1, 0)
+
+
 class Auc(NamedTuple):
     """Area under the ROC curve, ties counted half, and its variance; NaN without both classes."""
 
@@ -189,15 +250,20 @@ def auc_of(down: Array, up: Array) -> Auc:
     The variance is DeLong's: what each row adds, its placement among the rows of the other class, varies so much.
     """
     n_down, n_up = down.sum(axis=-1), up.sum(axis=-1)
-    below = np.cumsum(down, axis=-1) - down / 2
+    below, above = np.cumsum(down, axis=-1), np.cumsum(up, axis=-1)
+    below -= down / 2
+    above -= up / 2
     with np.errstate(invalid="ignore", divide="ignore"):
         value = np.where(n_up * n_down > 0, _dot(up, below) / (n_up * n_down), np.nan)
-        above = n_up[..., None] - np.cumsum(up, axis=-1) + up / 2
+        # Σ own·(placement − mean)² over the square of their number, with squares taken apart.
         of_up, of_down = (
-            _dot(own, (others / n_others[..., None] - value[..., None]) ** 2) / own.sum(axis=-1) ** 2
-            for own, others, n_others in ((up, below, n_down), (down, above, n_up))
+            (np.einsum("...e,...e,...e->...", own, others, others) / (n_others**2 * n_own) - mean**2) / n_own
+            for own, n_own, others, n_others, mean in (
+                (up, n_up, below, n_down, value),
+                (down, n_down, above, n_up, 1 - value),
+            )
         )
-    return Auc(value, of_up + of_down)
+    return Auc(value, np.maximum(of_up + of_down, 0.0))
 
 
 def _dot(a: Array, b: Array) -> Array:

@@ -14,12 +14,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import NormalDist
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fairhead.audit.ranked import Auc, Binned, Entries, Ranked, auc_of
+from fairhead.audit.ranked import Auc, Binned, Entries, Ranked, ScoreTable, auc_of, normal_sums
 from fairhead.audit.rates import Rates, Terms, unsettle
 from fairhead.stats import CalibrationPoint, Curves, GroupCurve, intervals
 from fairhead.stats.clusters import cell_numbers, clusters_in, divide, sample_of_table, tabulate
@@ -32,6 +31,9 @@ LABEL = np.array([[0.0], [1.0]])  # of no hits and of hits, beside counts [..., 
 _GRID = 200
 # Bins of equal mass, the same for all groups: for distances of distributions, and pairs of them for sufficiency.
 _BINS = 20
+# Figures of so many rows in each group are as good as normal, and drawn as such, where they are so many standard errors
+# away from the ends of their scale. A test holds it against counts that are drawn.
+_MANY, _FAR = 2000, 8.0
 # Thresholds of a sweep, at most, and rows that a point of a calibration curve needs.
 _MOST_THRESHOLDS, _ROWS_OF_A_POINT = 41, 10
 
@@ -109,14 +111,19 @@ class ScoreTables:
     def _auc(self) -> Rates:
         hats, stars, rows = [], [], []
         for number, table in enumerate(self.by_class):
-            hat = self._exact_auc[number].value
-            binned = binned_auc(table.counts[:, 1], table.counts[:, 0])
-            star = binned_auc(table.star[..., 1, :], table.star[..., 0, :])
+            hat, variance = self._exact_auc[number]
+            smaller = table.rows.sum(axis=-1).min(axis=-1)
+            star = self._normal("AUC", hat, variance, smaller, most=1.0)
+            if star is None:
+                binned = binned_auc(table.counts[:, 1], table.counts[:, 0])
+                star = binned_auc(table.star[..., 1, :], table.star[..., 0, :])
+                star = hat + (star - binned) * self.auc_stretch(table.counts, number)
             hats.append(hat)
-            stars.append(hat + (star - binned) * self.auc_stretch(table.counts, number))
-            rows.append(table.rows.sum(axis=-1).min(axis=-1))
+            stars.append(star)
+            rows.append(smaller)
         need = "rows in the smaller of its two classes"
-        rates = Rates(np.stack(hats), np.stack(stars, axis=1), np.stack(rows), lambda c: need, self.clusters)
+        star = stars[0][:, None] if len(stars) == 1 else np.stack(stars, axis=1)
+        rates = Rates(np.stack(hats), star, np.stack(rows), lambda c: need, self.clusters)
         return replace(rates, star=unsettle(rates, "AUC"))
 
     @cached_property
@@ -127,41 +134,63 @@ class ScoreTables:
             loss = ((self.scores.score - np.eye(self.scores.score.shape[1])[self.scores.label]) ** 2).sum(axis=1)
             table = self._table(Ranked(np.zeros(len(loss), dtype=bool), loss, self.scores.weight))
             goal, power = np.zeros((2, 1)), 1
-        mass, first, second = (np.zeros(self.n_groups) for _ in range(3))
-        mean = np.zeros(table.counts.shape)
-        for g, (entries, binned) in enumerate(zip(table.entries, table.binned, strict=True)):
-            loss = (entries.value - goal) ** power
-            lost = entries.mass * loss
-            mass[g], first[g], second[g] = entries.mass.sum(), lost.sum(), np.vdot(lost, loss)
-            mean[g] = _mean(binned.sums(lost), table.counts[g])
-        hat, star = (divide((c * mean).sum(axis=(-1, -2)), c.sum(axis=(-1, -2))) for c in (table.counts, table.star))
-        exact = divide(first, mass)
+        mass = table.counts.sum(axis=(-1, -2))
+        sums = _squares(table) if power == 2 else table.powers[0]
+        losses = [(of.value - goal) ** power for of in table.entries]
+        second = np.array([np.vdot(of.mass * loss, loss) for of, loss in zip(table.entries, losses, strict=True)])
+        exact = divide(sums.sum(axis=(-1, -2)), mass)
         variance = divide(second, mass) - exact**2
-        binned_variance = divide((table.counts * mean**2).sum(axis=(-1, -2)), mass) - exact**2
-        star = exact + (star - hat) * _without_bins(variance, binned_variance)
-        return Rates(exact[None], star[:, None], table.rows.sum(axis=(-1, -2))[None], lambda c: "rows", self.clusters)
+        rows = table.rows.sum(axis=(-1, -2))
+        star = self._normal("Brier", exact, divide(variance, mass), rows)
+        if star is None:
+            mean = table.mean(sums)
+            hat, star = (
+                divide((c * mean).sum(axis=(-1, -2)), c.sum(axis=(-1, -2))) for c in (table.counts, table.star)
+            )
+            binned_variance = divide((table.counts * mean**2).sum(axis=(-1, -2)), mass) - exact**2
+            star = exact + (star - hat) * _without_bins(variance, binned_variance)
+        return Rates(exact[None], star[:, None], rows[None], lambda c: "rows", self.clusters)
 
     @cached_property
     def _ece(self) -> Rates:
         table = self._top
-        distance = np.zeros(table.counts.shape)
-        for g, (entries, binned) in enumerate(zip(table.entries, table.binned, strict=True)):
-            off = entries.mass * (LABEL - entries.value)
-            distance[g] = _mean(binned.sums(off), table.counts[g])
+        distance = table.mean(table.counts * LABEL - table.powers[0])
         # Bins before groups: shape [..., K, G].
-        hat, star = (
-            np.swapaxes(divide((c * distance).sum(axis=-2), c.sum(axis=(-1, -2))[..., None]), -1, -2)
-            for c in (table.counts, table.star)
-        )
-        rows = table.rows.sum(axis=(-1, -2))[None]
+        mass, rows = table.counts.sum(axis=(-1, -2)), table.rows.sum(axis=(-1, -2))
+        hat = divide((table.counts * distance).sum(axis=-2), mass[:, None]).T
+        if self._plain and rows.min() >= _MANY:
+            square = divide(_squares(table).sum(axis=-2), mass[:, None]).T
+            star = normal_sums(hat, square, mass, self.n_boot, self._generator("ECE"))
+        else:
+            drawn = (table.star * distance).sum(axis=-2)
+            star = np.swapaxes(divide(drawn, table.star.sum(axis=(-1, -2))[..., None]), -1, -2)
         error, error_star = (np.abs(terms).sum(axis=-2, keepdims=True) for terms in (hat, star))
-        return Rates(error, error_star, rows, lambda c: "rows", self.clusters, Terms(hat, star))
+        return Rates(error, error_star, rows[None], lambda c: "rows", self.clusters, Terms(hat, star))
+
+    @property
+    def _plain(self) -> bool:
+        return self.scores.weight is None and self.scores.cluster is None
+
+    def _generator(self, name: str) -> np.random.Generator:
+        return np.random.default_rng([self.seed, *name.encode()])
+
+    def _normal(
+        self, name: str, hat: Array, variance: Array, rows: NDArray[np.int64], most: float = np.inf
+    ) -> Array | None:
+        """Normal replicates [B, G] of figures from 0 to `most`; None where rows are too few, or figures near an end."""
+        room = np.minimum(hat, most - hat)
+        if not (self._plain and rows.min() >= _MANY and (room**2 >= _FAR**2 * variance).all() and (variance > 0).all()):
+            return None
+        drawn = self._generator(name).standard_normal((len(hat), self.n_boot))
+        drawn *= np.sqrt(variance)[:, None]
+        drawn += hat[:, None]
+        return drawn.T
 
     def _table(self, ranked: Ranked) -> "ScoreTable":
         entries = ranked.entries(self.group, self.n_groups)
         binned = [Binned.of(of_group) for of_group in entries]
         rows = np.stack([of_group.rows for of_group in binned])
-        if self.scores.weight is None and self.scores.cluster is None:
+        if self._plain:
             sample = sample_of_table(rows)
         else:
             at = np.zeros(len(ranked.score), dtype=np.int8)
@@ -170,22 +199,13 @@ class ScoreTables:
                 at[own] = np.searchsorted(of_group.edges, ranked.score[own], side="right")
             key = cell_numbers([self.group, ranked.hit.view(np.int8), at], rows.shape)
             sample = tabulate([key], [rows.shape], self.scores.weight, self.scores.cluster)
-        star = sample.bootstrap(self.n_boot, np.random.default_rng(self.seed))[0]
-        return ScoreTable(entries, binned, sample.observed()[0], star, rows)
+        return ScoreTable(entries, binned, sample, self.n_boot, self.seed)
 
 
-class ScoreTable(NamedTuple):
-    """One score in each group."""
-
-    entries: list[Entries]  # its distinct values
-    binned: list[Binned]  # its bins
-    counts: Array  # (weighted) counts of bins, shape [G, 2, K]: no hits and hits
-    star: Array  # replicates of them, shape [B, G, 2, K]
-    rows: NDArray[np.int64]  # unweighted, shape [G, 2, K]
-
-
-def _mean(sums: Array, counts: Array) -> Array:
-    return np.divide(sums, counts, out=np.zeros(counts.shape), where=counts > 0)
+def _squares(table: ScoreTable) -> Array:
+    """What the squared distances of scores from their labels add up to in each bin, [G, 2, K]."""
+    first, second = table.powers
+    return second + LABEL * (table.counts - 2 * first)
 
 
 def _without_bins(variance: Array, binned: Array) -> Array:
@@ -330,11 +350,7 @@ def curves_of(group_by: str, groups: tuple[str, ...], scores: ScoreTables, proba
     """The curves of one group column, of one score."""
     table = scores.by_class[0]
     thresholds = _thresholds(table)
-    mean = [
-        divide(binned.sums(mass * entries.value), binned.sums(mass))
-        for entries, binned in zip(table.entries, table.binned, strict=True)
-        for mass in [entries.mass.sum(axis=0)]
-    ]
+    mean = divide(table.powers[0].sum(axis=-2), table.counts.sum(axis=-2))
     share, rows = _shares(table.counts), table.rows.sum(axis=-2)  # [G, K]
     if scores.scores.weight is None and scores.scores.cluster is None:
         ends = _wilson(share, rows, level)
@@ -345,11 +361,11 @@ def curves_of(group_by: str, groups: tuple[str, ...], scores: ScoreTables, proba
     for g, (name, entries) in enumerate(zip(groups, table.entries, strict=True)):
         columns = (part.tolist() for part in (mean[g], share[g], *ends[:, g], rows[g]))
         points = [CalibrationPoint(*of) for of in zip(*columns, strict=True) if of[-1] >= _ROWS_OF_A_POINT]
-        up_to, places = np.cumsum(entries.mass, axis=1), np.searchsorted(entries.value, thresholds, side="left")
-        total = up_to[:, -1] if up_to.shape[1] else np.zeros(2)
-        below = np.concatenate([np.zeros((2, 1)), up_to], axis=1)[:, places]
-        false, true = total[:, None] - below
-        negatives, positives = total.tolist()
+        places = np.searchsorted(entries.value, thresholds, side="left")
+        up_to = np.zeros((2, len(entries.value) + 1))
+        np.cumsum(entries.mass, axis=1, out=up_to[:, 1:])
+        false, true = up_to[:, -1:] - up_to[:, places]
+        negatives, positives = up_to[:, -1].tolist()
         hits, misses = tuple(true.tolist()), tuple(false.tolist())
         calibration = tuple(points) if probabilities else ()
         found.append(GroupCurve(name, int(rows[g].sum()), positives, negatives, hits, misses, calibration))
@@ -370,9 +386,11 @@ def _wilson(share: Array, rows: NDArray[np.int64], level: float) -> Array:
 
 def _thresholds(table: ScoreTable) -> Array:
     """All scores that occur where they are few; else the edges of the groups' bins, thinned out."""
-    some = [part.value[part.rows.sum(axis=0) > 0] for part in table.entries]
-    if max(map(len, some)) > _MOST_THRESHOLDS:
+    occurs = [part.rows.any(axis=0) for part in table.entries]
+    if max(map(np.count_nonzero, occurs)) > _MOST_THRESHOLDS:
         some = [binned.edges for binned in table.binned]
+    else:
+        some = [part.value[of] for part, of in zip(table.entries, occurs, strict=True)]
     values = np.unique(np.concatenate(some))
     kept = np.linspace(0, len(values) - 1, min(len(values), _MOST_THRESHOLDS)).round().astype(int)
     return values[kept]

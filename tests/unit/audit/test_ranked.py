@@ -209,3 +209,42 @@ def test_drawn_counts_of_many_units_vary_together_as_a_multinomial_does():
     expected = 5000 * (np.diag(share) - np.outer(share, share))
     scale = np.sqrt(np.outer(np.diag(expected), np.diag(expected)))
     assert (np.abs(np.cov(drawn) - expected) / scale).max() < 5 / np.sqrt(100_000)
+
+
+@pytest.mark.parametrize(("n", "base", "steep"), [(3000, 0.4, 1.0), (3000, 0.4, 4.0), (8000, 0.05, 1.5)])
+@pytest.mark.parametrize("power", [1.0, 1.3])  # calibrated, and not
+def test_figures_of_many_rows_drawn_as_normal_are_those_of_drawn_counts(monkeypatch, n, base, steep, power):
+    """The ends of their intervals to a tenth of a standard error; that of 2000 replicates alone is 0.06 of one."""
+    rng = np.random.default_rng(3)
+    chance = 1 / (1 + np.exp(-(rng.normal(size=2 * n) * steep + np.log(base / (1 - base)))))
+    label, group = (rng.random(2 * n) < chance).astype(int), np.arange(2 * n) % 2
+    found = {}
+    for many in (150, 10**9):
+        monkeypatch.setattr(score_rates, "_MANY", many)
+        tables = score_rates.ScoreTables(score_rates.Scores(label, chance**power), group, 2, 40_000, 0)
+        found[many] = {name: tables.rates(name) for name in ("AUC", "Brier", "ECE")}
+    for name, normal in found[150].items():
+        counts = found[10**9][name]
+        np.testing.assert_allclose(normal.hat, counts.hat, rtol=1e-12)
+        ends = [np.quantile(rates.star[:, 0], [0.025, 0.975], axis=0) for rates in (normal, counts)]
+        assert not np.array_equal(*ends)
+        assert (np.abs(ends[0] - ends[1]) < 0.1 * counts.se[0]).all(), name
+    # Of the terms of a calibration error also how they vary together, against what rows say without any bootstrap.
+    first = group == 0
+    edges = tables.by_class[0].binned[0].edges
+    of_rows = np.eye(15)[np.searchsorted(edges, (chance**power)[first], side="right")]
+    exact = np.cov((of_rows * (label - chance**power)[first, None]).T, bias=True) / n
+    drawn = np.cov(found[150]["ECE"].terms.star[..., 0].T)
+    assert (np.abs(drawn - exact) / np.sqrt(np.outer(np.diag(exact), np.diag(exact)))).max() < 5 / np.sqrt(40_000)
+
+
+def test_figures_near_the_end_of_their_scale_are_drawn_from_counts(monkeypatch):
+    """Of 5 of 4000 positives among the negatives, an AUC of 0.999 does not vary as a normal number does."""
+    score = np.concatenate([np.linspace(0, 0.5, 4000), np.linspace(0.51, 1, 3995), np.linspace(0.1, 0.15, 5)])
+    drawn = []
+    for many in (score_rates._MANY, 10**9):
+        monkeypatch.setattr(score_rates, "_MANY", many)
+        scores = score_rates.Scores(np.repeat([0, 1], 4000), score)
+        drawn.append(score_rates.ScoreTables(scores, np.zeros(8000, dtype=int), 1, 2000, 0).rates("AUC"))
+    assert drawn[0].hat.item() == pytest.approx(0.999, abs=1e-3)
+    np.testing.assert_array_equal(drawn[0].star, drawn[1].star)
