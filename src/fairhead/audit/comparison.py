@@ -31,7 +31,7 @@ from fairhead.audit.run_audit import audit
 from fairhead.audit.tables import Drawing, Draws
 from fairhead.errors import InputError
 from fairhead.records import Column, Records
-from fairhead.stats import Correction, Difference, Estimate, Span, adjust, intervals
+from fairhead.stats import ALPHA, Correction, Difference, Estimate, Span, adjust, intervals
 from fairhead.stats.bootstrap import MIN_ROWS
 from fairhead.stats.intervals import difference, minimum_detectable
 from fairhead.stats.max_t import westfall_young
@@ -41,6 +41,9 @@ Array = NDArray[np.float64]
 
 # Rates of groups that drift follows beside the gaps: a gap that turns around may stay as large as it was.
 _FOLLOWED = ("selection_rate", "TPR", "FPR", "accuracy")
+# Why a small p may stand beside an interval that holds 0: it is of more than the size of the figure.
+_OF_GROUPS = "p is of a change between any two groups; the interval, of the size of this figure, holds 0"
+_OF_ROWS = "p is of the hypothesis that both predict alike; the interval, of the size of this figure, holds 0"
 _JUDGED = "over the cells with enough rows; one that is left out may be lower"
 
 
@@ -145,7 +148,7 @@ def compare(
             drawn, swapped = pair.bootstrap.tables, pair.swapped.tables
             names = {rate: None for m in chosen if m.name in headline for rate in m.rates if rate in drawn[0].kinds}
             pairs.append(pair_changes(name, drawn, swapped, names, rules, references[name]))
-    differences = corrected(tested, correction)
+    differences = [_explained(found) for found in corrected(tested, correction)]
     provenance = {
         "a": dict(a.provenance),
         "b": dict(b.provenance),
@@ -211,6 +214,15 @@ class Pair(NamedTuple):
             note=_JUDGED if "at_most" in one.detail else None,
         )
         return Tested(found, test, block)
+
+
+def _explained(found: Difference) -> Difference:
+    """With a note where p is small and the interval holds 0."""
+    p = 1.0 if found.p_adjusted is None else found.p_adjusted
+    if p >= ALPHA or found.outcome != "not significant":
+        return found
+    why = _OF_ROWS if found.group_by is None or found.metric.startswith("worst_") else _OF_GROUPS
+    return replace(found, note="; ".join(filter(None, [found.note, why])))
 
 
 class Tested(NamedTuple):

@@ -111,7 +111,7 @@ def show_comparison(console: Console, comparison: "ComparisonFigures") -> None:
     console.print(table)
     correction = comparison.provenance.get("correction")
     if correction:
-        kind = "permutation p (of gaps: of the change between any two groups)"
+        kind = "permutation p (of gaps: of the change between any two groups; of lowest rates: of equal predictions)"
         kind = kind if comparison.provenance.get("paired", True) else "p"
         console.print(f"[dim]p adj.: {kind}, corrected over all lines ({correction}).[/]", highlight=False)
     changed = [p for p in comparison.pairs if p.significant]

@@ -271,8 +271,9 @@ _REASONS = 3
 _SIDES = {"better": "B better", "worse": "B worse", "changed": "B differs"}
 # Of the four-fifths rule.
 FAILS, HOLDS, UNDECIDED = "fails", "holds", "undecided"
-# Of a figure of groups in a comparison: p is about changes of groups, the interval about the size of the figure.
-GROUPS_MOVED = "groups moved, size not significant"
+# Of a figure of groups in a comparison: p is about changes of groups, the interval about the size of the figure. Of a
+# figure of all rows, such as the lowest recall, p is about whether both predict alike.
+GROUPS_MOVED, ROWS_MOVED = "groups moved, size not significant", "predictions moved, size not significant"
 
 
 def four_fifths(low: float, high: float) -> str:
@@ -374,8 +375,7 @@ def said_of_difference(difference: Difference) -> str:
     """
     if difference.value is None:
         return f"undefined: {difference.undefined}"
-    of_groups = difference.group_by is not None and not difference.groups
     p = 1.0 if difference.p_adjusted is None else difference.p_adjusted
-    if difference.outcome == "not significant" and of_groups and p < ALPHA:
-        return GROUPS_MOVED
+    if difference.outcome == "not significant" and not difference.groups and p < ALPHA:
+        return ROWS_MOVED if difference.group_by is None else GROUPS_MOVED
     return _SIDES.get(difference.outcome, difference.outcome)

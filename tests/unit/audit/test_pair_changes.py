@@ -44,6 +44,7 @@ def test_a_reversed_gap_is_not_no_difference(capsys):
     ratio = next(d for d in found.differences if d.metric == "impact_ratio")
     assert ratio.p_adjusted < 0.001
     assert [said_of_difference(d) for d in (gap, ratio)] == ["groups moved, size not significant"] * 2
+    assert all("p is of a change between any two groups" in d.to_dict()["note"] for d in (gap, ratio))
     found.show(Console(width=140))
     shown = " ".join(capsys.readouterr().out.split())
     assert "above f" in shown
@@ -145,3 +146,23 @@ def test_comparisons_cover_where_the_second_model_is_even(same):
         d = fairhead.compare(a, b, metrics=["EOp"], n_boot=1000, n_perm=100).differences[0]
         held += d.low <= -0.15 <= d.high
     assert 0.93 - 0.007 <= held / 1000 <= 0.97 + 0.007
+
+
+def test_a_small_p_beside_an_interval_that_holds_0_is_explained(capsys):
+    """Recalls of 75 and 76 % become 75 and 70 %: rows changed for certain, and by how much the lowest did is not."""
+    label, luck = np.repeat([0, 1], 200), np.random.default_rng(2).random(400)
+    a, b = (
+        Records.from_arrays(
+            label, np.where(luck < np.array(recall)[label], label, 1 - label), groups={"sex": ["f", "m"] * 200}
+        )
+        for recall in ((0.75, 0.76), (0.75, 0.70))
+    )
+    found = fairhead.compare(a, b, metrics=["worst_class_accuracy", "accuracy"])
+    lowest, accuracy = sorted(found.differences, key=lambda d: d.metric, reverse=True)
+    assert lowest.p_adjusted < 0.01
+    assert lowest.low < 0 < lowest.high
+    assert said_of_difference(lowest) == "predictions moved, size not significant"
+    assert "both predict alike" in lowest.to_dict()["note"]
+    assert "note" not in accuracy.to_dict()
+    found.show(Console(width=140))
+    assert "of lowest rates: of equal predictions" in " ".join(capsys.readouterr().out.split())

@@ -13,6 +13,7 @@ from fairhead.report.sections import Section
 from fairhead.report.sections.audited import AuditFigures
 from fairhead.report.wording import (
     GROUPS_MOVED,
+    ROWS_MOVED,
     Scale,
     by,
     count,
@@ -253,7 +254,7 @@ def _named(d: Difference, unit: str) -> NamedChange:
         name=metric_name(d.metric),
         note=by(d.group_by),
         better=d.better_way and f"{d.better_way} is better",
-        said=said if said == GROUPS_MOVED else "",
+        said=said if said in (GROUPS_MOVED, ROWS_MOVED) else "",
     )
 
 
