@@ -123,7 +123,7 @@ def eu_ai_act(audit: AuditFigures | Any) -> Report:
         question=f"What does this audit by {listed(single, 'and')} add to Article 10 and Annex IV of the EU AI Act?",
         verdict=[Sentence("Entries that an audit cannot fill say so. This sheet is not legal advice.", "note")],
         sections=[
-            _facts("Article 10: data and data governance", _article_10(audit, single)),
+            _facts("Article 10: data and data governance", _article_10(audit, single), *_findings(audit)),
             _facts("Annex IV: technical documentation", _annex_4(audit, single)),
         ],
         provenance=dict(audit.provenance),
@@ -149,7 +149,7 @@ def _article_10(audit: AuditFigures | Any, columns: Sequence[str]) -> dict[str, 
         "10(2)(c) Preparation": f"{rows}{without}{kept}. Labelling, cleaning, enrichment: {PROVIDER}",
         "10(2)(d) Assumptions": f"The labels are those of the column {label!r}. What they stand for: {PROVIDER}",
         "10(2)(e) Availability, quantity, suitability": f"{rows}. {_sizes(audit, columns)}.",
-        "10(2)(f) Examination for bias": _findings(audit),
+        "10(2)(f) Examination for bias": "See the table below." if _findings(audit) else "No gap is significant.",
         "10(2)(g) Measures against bias": PROVIDER,
         "10(2)(h) Gaps and shortcomings": "; ".join(gaps) or f"No group has fewer than {STABLE_ROWS} rows.",
         "10(3) Representativeness": f"Base rates: {_rates(audit, columns, 'base_rate')}. Population: {PROVIDER}",
@@ -178,10 +178,10 @@ def _annex_4(audit: AuditFigures | Any, columns: Sequence[str]) -> dict[str, str
     }
 
 
-def _facts(title: str, facts: dict[str, str]) -> PlainTables:
+def _facts(title: str, facts: dict[str, str], *more: PlainTable) -> PlainTables:
     rows = [(name, text[:1].upper() + text[1:] if text.startswith(_OPEN[:8]) else text) for name, text in facts.items()]
     table = PlainTable(caption="", columns=("Heading", "Entry"), rows=rows, words=True)
-    return PlainTables(title=title, tables=[table])
+    return PlainTables(title=title, tables=[table, *more])
 
 
 def _sizes(audit: AuditFigures | Any, columns: Sequence[str]) -> str:
@@ -205,12 +205,14 @@ def _figure(estimate: Any) -> str:
     return f"{metric_name(estimate.metric)} {with_interval(estimate)}"
 
 
-def _findings(audit: AuditFigures | Any) -> str:
-    """Gaps whose intervals leave 0 out, and ratios that fail, or that there are none."""
+def _findings(audit: AuditFigures | Any) -> list[PlainTable]:
+    """Gaps whose intervals leave 0 out, and ratios that fail, as a table; none where there are none."""
     bad, share = ("larger than 0", "four-fifths rule: fails"), audit.provenance.get("audit", {}).get("level", 0.95)
-    found = [
-        ", ".join(part for part in (f"{_figure(e)} by {e.group_by}", said(e, share), left_out(e)) if part)
+    rows = [
+        (metric_name(e.metric), e.group_by, with_interval(e), "; ".join(filter(None, [said(e, share), left_out(e)])))
         for e in audit.estimates
         if e.group_by is not None and e.value is not None and said(e, share) in bad
     ]
-    return "; ".join(found) or "No gap is significant."
+    columns = ("Figure", "By", f"Value, {level(audit.provenance)} interval", "Finding")
+    found = PlainTable(caption="10(2)(f) Examination for bias", columns=columns, rows=rows, words=True)
+    return [found] if rows else []

@@ -86,11 +86,19 @@ def test_scores_are_judged_by_their_median(tmp_path, monkeypatch, capsys):
 def test_the_fact_sheet_says_what_it_cannot_know():
     audit = fairhead.audit(records(), n_boot=200)
     report = eu_ai_act(audit)
-    entries = [row for section in report.sections for table in section.tables for row in table.rows]
+    entries = [row for section in report.sections for row in section.tables[0].rows]
     assert [name.split()[0] for name, _ in entries][:3] == ["10(2)(a)", "10(2)(b)", "10(2)(c)"]
     assert len(entries) == 11 + 10
     facts = dict(entries)
-    assert "Demographic parity gap" in facts["10(2)(f) Examination for bias"]
+    assert facts["10(2)(f) Examination for bias"] == "See the table below."
+    _, findings = report.sections[0].tables
+    assert findings.caption.startswith("10(2)(f)")
+    assert findings.rows[0][:2] == ("Demographic parity gap", "sex")
+    assert all(
+        len(row) == 4 and row[3].startswith(("larger than 0", "four-fifths rule: fails")) for row in findings.rows
+    )
+    nothing = eu_ai_act(fairhead.audit(records(), n_boot=200, metrics=["accuracy"]))
+    assert len(nothing.sections[0].tables) == 1
     assert "Other (race) has 18 rows" in facts["10(2)(h) Gaps and shortcomings"]
     assert facts["5 Risk management"] == "Not part of an audit; to be filled in by the provider."
     assert "None" not in render(report)
