@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,8 @@ MIN_ROWS, MIN_CLUSTERS, FEW_CLUSTERS = 10, 2, 10
 # Fewer rows (or clusters) than this behind a rate: the figure stands, marked as unstable, and makes no headline.
 STABLE_ROWS = 30
 
+# Ideals and values of shares, such as that of preferred stereotypes, or of right answers, that are at their end.
+_SETTLED = ((0.5, 0.0), (0.5, 1.0), (1.0, 1.0))
 _BLOCK = 1 << 23  # numbers drawn at a time
 _STREAMS, _WORTH_STREAMS = 2, 1 << 17  # of random numbers, where so many are drawn
 _WORTH_THREADS = 1 << 20  # numbers; with fewer, threads wait for each other longer than they draw
@@ -264,12 +267,22 @@ class Resampling:
             return Estimate(metric, group_by, None, None, None, n, ideal, reason, detail=known)
         if clusters < FEW_CLUSTERS:
             known["unstable"] = f"only {clusters} clusters"
-        (star,) = self.replicates(statistic, table)
-        interval = self.interval(star[~np.isnan(star)], clusters)
-        known |= {"se": interval.se, "interval": "cluster bootstrap, expanded percentile"}
+        if (ideal, value) in _SETTLED and (np.asarray(statistic(table)) == value).all():
+            interval, method = self._exact(value, clusters), "exact (Clopper and Pearson), of clusters"
+        else:
+            (star,) = self.replicates(statistic, table)
+            interval = self.interval(star[~np.isnan(star)], clusters)
+            method = "cluster bootstrap, expanded percentile"
+        known |= {"se": interval.se, "interval": method}
         low, high = min(interval.low, value), max(interval.high, value)
         mde = None if ideal is None else intervals.minimum_detectable(interval.se, self.level)
         return Estimate(metric, group_by, value, low, high, n, ideal, mde=mde, detail=known)
+
+    def _exact(self, share: float, clusters: int) -> intervals.Interval:
+        """Of a share that is 0, or 1, in every cluster: drawn again, it would always be the same."""
+        reach = 1 - ((1 - self.level) / 2) ** (1 / clusters)
+        low, high = (0.0, reach) if share == 0 else (1 - reach, 1.0)
+        return intervals.Interval(low, high, reach / NormalDist().inv_cdf((1 + self.level) / 2), None, "exact")
 
     def value(self, statistic: Statistic, sums: Array, n: int) -> float:
         """The figure of n items by their sums [clusters, k]; NaN where there is none, or too few items."""
@@ -278,7 +291,7 @@ class Resampling:
     def why_undefined(self, n: int, clusters: int, *values: float) -> str | None:
         """Why a figure of n items in so many clusters has no value or no interval; None where it has."""
         if n < self.min_items:
-            return f"{n} items; at least {self.min_items} are needed"
+            return f"{n} item{'' if n == 1 else 's'}; at least {self.min_items} are needed"
         if np.isnan(values).any():
             return "no item has an answer that it could be made of"
         if clusters < MIN_CLUSTERS:

@@ -52,6 +52,23 @@ def test_a_cluster_bootstrap_has_the_standard_error_of_a_mean_of_clusters():
     assert (found.low, found.high) == pytest.approx((low, high), abs=0.08 * (high - low))
 
 
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_a_share_that_is_the_same_in_all_clusters_is_not_certain(share):
+    """SciPy's exact interval; a bootstrap of clusters that are alike has no spread."""
+    sums = np.column_stack([np.full(20, 3 * share), np.full(20, 3)])
+    found = Resampling(n_boot=200).estimate("ss", None, sums, ratio, 60, 0.5)
+    exact = stats.binomtest(int(20 * share), 20).proportion_ci(0.95, method="exact")
+    assert (found.low, found.high) == pytest.approx((exact.low, exact.high))
+    assert found.value == share
+    assert found.mde > found.high - found.low
+    others = Resampling(n_boot=200).estimate("mean_difference", None, sums, ratio, 60, 0.0)
+    assert (others.low, others.high) == (share, share)  # no share: 0 or 1 are no ends of its scale
+
+
+def test_one_item_is_no_items():
+    assert Resampling().why_undefined(1, 1, 0.5) == "1 item; at least 10 are needed"
+
+
 def test_every_outcome_has_its_words():
     sure = {"a": 0.2, "b": 0.1, "value": -0.1, "low": -0.15, "high": -0.05, "p": 0.001, "n": 90, "ideal": 0.0}
     cases = {
