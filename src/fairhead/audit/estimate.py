@@ -98,8 +98,8 @@ def figure_of(
     if interval.null is not None:
         detail["expected_if_even"] = interval.null
     low, high = min(interval.low, value), max(interval.high, value)
-    mde = None
-    if name is not None:
+    mde = None if name is None else interval.mde
+    if name is not None and mde is None:
         mde = intervals.minimum_detectable(interval.se, level, critical=interval.critical)
     return Estimate(metric.name, name, value, low, high, n, metric.ideal, None, mde, groups, detail)
 
@@ -201,9 +201,10 @@ def _ratio(reduction: Reduction, parts: Stack, level: float) -> intervals.Interv
     gap = intervals.gap(hat, error, reduction.gap_of_logarithms, around, level)
     value = float(np.exp(-reduction.gap_of_logarithms(hat)))
     null = None if gap.null is None else float(np.exp(-gap.null))
-    critical = None if gap.critical is None else gap.critical * value
+    # The test is of logarithms: so is what it detects, and no ratio is further than 1 from 1.
+    mde = float(-np.expm1(-intervals.minimum_detectable(gap.se, level, critical=gap.critical)))
     ends = float(np.exp(-gap.high)), float(np.exp(-gap.low))
-    return gap._replace(low=ends[0], high=ends[1], se=gap.se * value, null=null, critical=critical)
+    return gap._replace(low=ends[0], high=ends[1], se=gap.se * value, null=null, critical=None, mde=mde)
 
 
 def _mean_of_ratios(reduction: Reduction, parts: Stack, wide: Array, level: float) -> intervals.Interval:

@@ -59,6 +59,7 @@ class Interval(NamedTuple):
     # How large a gap between the same groups had to be to be significant; None where 0 is nothing special
     critical: float | None = None
     test: "EvenTest | None" = None  # of evenness, where there is one
+    mde: float | None = None  # the smallest detectable effect, where it does not follow from `se` and `critical`
     # The pairs of groups whose difference, or mean of differences, is most certain; none where that is the gap itself
     surest: tuple[Compared, ...] = ()
 
@@ -206,7 +207,7 @@ def gap(
     low = 0.0
     if np.count_nonzero(even.draws >= even.observed) <= alpha * len(null):
         low = _end(p_value, alpha, guess, 0.0, observed, noise) if se > 0 else observed
-    return Interval(low, observed + max(width, 0.0), se, mean, "inversion", critical, even, surest)
+    return Interval(low, observed + max(width, 0.0), se, mean, "inversion", critical, even, surest=surest)
 
 
 def absolute_sum(hat: Array, error: Array, level: float = 0.95, curve: bool = False) -> Interval:

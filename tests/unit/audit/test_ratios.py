@@ -53,3 +53,19 @@ def test_noise_of_a_mean_of_ratios_is_its_own_where_groups_differ(metric):
     assert np.mean([estimate.detail["se"] for estimate in found]) == pytest.approx(noise, rel=0.25)
     few = fairhead.audit(records.take(slice(80)), metrics=[metric], multiclass="mean", n_boot=300, min_cell=2)[metric]
     assert 0 < few.detail["expected_if_even"] < 1
+
+
+@pytest.mark.parametrize(("n", "rates"), [(300, (0.2, 0.5)), (2000, (0.3, 0.5))])
+def test_the_smallest_detectable_ratio_is_that_of_the_test_of_logarithms(n, rates):
+    """In closed form; times the ratio, as it was, it could be a distance of more than 1 from 1."""
+    prediction = np.concatenate([np.arange(n) < rate * n for rate in rates]).astype(int)
+    records = Records.from_arrays(np.arange(2 * n) % 2, prediction, groups={"g": np.arange(2 * n) // n})
+    found = fairhead.audit(records, metrics=["impact_ratio"])["impact_ratio"]
+    se = np.sqrt(sum((1 - rate) / (rate * n) for rate in rates))
+    assert found.mde == pytest.approx(1 - np.exp(-2.8 * se), rel=0.06)
+
+
+def test_no_ratio_that_can_be_detected_is_further_than_1_from_1():
+    prediction, group = np.arange(24) % 12 < np.repeat([1, 2], 12), np.arange(24) // 12
+    records = Records.from_arrays(np.arange(24) % 2, prediction.astype(int), groups={"g": group})
+    assert 0.9 < fairhead.audit(records, metrics=["impact_ratio"])["impact_ratio"].mde < 1
