@@ -145,15 +145,16 @@ def gap(
     [..., shape of hat] to [...]. Without `candidates` the true rates may be the observed ones, scaled.
     """
     observed, alpha = float(reduce(hat)), 1 - level
+    if observed == 0:
+        null = reduce(error)
+        high = float(quantiles(null, [level])[0])
+        return Interval(0.0, high, _std(null), float(null.mean()), "inversion", high, EvenTest(0.0, null))
     signed = None if candidates is None else candidates.signed
     # Far from 0 only the groups that make the gap count, with their signs: what is left is the signed gap's own noise.
     far = reduce(_FAR * hat + error) - _FAR * observed if signed is None else signed(error)
     two = hat.size == 2 and signed is not None  # rates, and one difference
     null = np.abs(far) if two else reduce(error)
     mean = float(null.sum()) / len(null)
-    if observed == 0:
-        high = float(quantiles(null, [level])[0])
-        return Interval(0.0, high, _std(null), mean, "inversion", high, EvenTest(0.0, null))
     lowest, highest = quantiles(far, [alpha / 2, 1 - alpha / 2]).tolist()
     se = _std(far)
     width = -lowest * (1.0 if candidates is None else candidates.reach)
