@@ -303,23 +303,23 @@ def _headlines(gaps: list[Estimate], level: float) -> list[report.Sentence]:
     top = next(iter(shown.values()), ranked[0])
     order = sorted(gaps, key=lambda e: ((e.metric, e.group_by) != (top.metric, top.group_by), _is_crossed(e)))
     cells = list(dict.fromkeys(c for e in order if "stable" in e.detail for c in e.detail.get("unstable", ())))
-    thin = ""
-    if cells:
-        more = f", and {len(cells) - 1} more {'cell' if len(cells) == 2 else 'cells'}" if len(cells) > 1 else ""
-        thin = f" Not counted, with fewer than {STABLE_ROWS} rows: {cells[0]}{more}."
+    more = f", and {len(cells) - 1} more {'cell' if len(cells) == 2 else 'cells'}" if len(cells) > 1 else ""
+    text = f"Not counted, with fewer than {STABLE_ROWS} rows: {cells[0]}{more}." if cells else ""
+    thin = [report.Sentence(text, "note")] if cells else []
     if not shown:
         power = ""
         if top.mde is not None:
             least = scale_of(top.metric, top.mde, top.low, top.high, difference=True).write(top.mde)
             power = f" Between these two groups, a sample of this size can detect a gap of {least} or more."
-        text = f"the clearest is in {in_words(top.metric)} by {top.group_by}, {_figures(top, level)}.{power}{thin}"
-        return [report.Sentence(f"No gap in {names} is significant; {text}", "unclear")]
+        text = f"the clearest is in {in_words(top.metric)} by {top.group_by}, {_figures(top, level)}.{power}"
+        return [report.Sentence(f"No gap in {names} is significant; {text}", "unclear"), *thin]
     of = " of a single column" if any((e.low or 0.0) > (top.low or 0.0) for e in shown.values()) else ""
-    found = f"The clearest gap{of} is in {in_words(top.metric)} by {top.group_by}: {_figures(top, level)}.{thin}"
-    return [report.Sentence(found, "bad")] + [
+    found = f"The clearest gap{of} is in {in_words(top.metric)} by {top.group_by}: {_figures(top, level)}."
+    others = [
         report.Sentence(f"By {e.group_by}: {in_words(e.metric, short=True)} {_figures(e, level)}.", "bad")
         for e in list(shown.values())[1 : 1 + _MOST_NAMED]
     ]
+    return [report.Sentence(found, "bad"), *others, *thin]
 
 
 def _is_crossed(estimate: Estimate) -> bool:

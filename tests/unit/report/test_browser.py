@@ -63,6 +63,11 @@ def test_the_first_screen_holds_the_answer_and_its_picture(page):
     assert page.locator("nav a").count() >= 3 + 4 + 2  # columns, crossings, how to read, provenance
 
 
+def test_on_a_phone_the_picture_begins_on_the_first_screen(page):
+    page.set_viewport_size({"width": 390, "height": 844})
+    assert page.locator("table.drawn").first.bounding_box()["y"] < 844 - 40
+
+
 @pytest.mark.parametrize("width", [1280, 1024, 390])
 def test_nothing_is_cut_off(page, width):
     assert width_of(page, width) <= width
