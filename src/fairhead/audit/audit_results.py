@@ -360,6 +360,8 @@ def comparison_verdicts(comparison: Comparison) -> list[report.Sentence]:
             change = scale.write(d.value, signed=True) + (f", {ends}" if ends else "")
             text = f"{in_words(d.metric, short=True)} by {d.group_by} ({change})"
             words.setdefault(said_of_difference(d), []).append(text)
+    if len(vague := words.get("not significant", [])) > _MOST_NAMED + 1:
+        vague[_MOST_NAMED:] = [f"nor in {len(vague) - _MOST_NAMED} more gaps"]
     tones = {"B better": "good", "B worse": "bad"}
     starts = {
         "B better": "B has a smaller gap than A in",

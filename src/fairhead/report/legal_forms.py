@@ -29,6 +29,7 @@ SMALL_CATEGORY = 0.02
 _SMALL = f"{100 * SMALL_CATEGORY:g} %"
 _OPEN = "not part of an audit; to be filled in by {}."
 AUDITOR, PROVIDER = (_OPEN.format(f"the {who}") for who in ("auditor", "provider"))
+_MOST_GROUPS = 12  # that an entry names
 _NO_LIMIT = "Local Law 144 sets no limit; four fifths is a rule of thumb of the Uniform Guidelines on selection."
 
 
@@ -141,7 +142,11 @@ def _article_10(audit: AuditFigures | Any, columns: Sequence[str]) -> dict[str, 
     file = f"File {origin.get('path', 'not recorded')}, SHA-256 {origin.get('sha256', 'not recorded')}."
     label = origin.get("columns", {}).get("label", "label")
     groups = [row for row in audit.by_group if row.n < STABLE_ROWS]
-    gaps = [f"{row.group} ({row.group_by}) has {count(row.n)} rows" for row in groups]
+    gaps = [f"{row.group} ({row.group_by}) has {count(row.n)} row{'' if row.n == 1 else 's'}" for row in groups]
+    if len(gaps) > _MOST_GROUPS:
+        gaps[_MOST_GROUPS:] = [
+            f"{len(gaps) - _MOST_GROUPS} more groups have fewer than {STABLE_ROWS} rows (in the JSON)"
+        ]
     gaps += [f"{metric_name(e.metric)} by {e.group_by} is undefined" for e in audit.estimates if e.value is None]
     return {
         "10(2)(a) Design choices": PROVIDER,

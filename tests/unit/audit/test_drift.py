@@ -107,3 +107,16 @@ def test_intervals_cover_the_true_drift(before, after):
         hits.append(found.low <= truth <= found.high)
     print(before, after, "covered", np.mean(hits))
     assert np.mean(hits) >= 0.92
+
+
+def test_a_headline_names_three_of_many_gaps_that_did_not_change():
+    old, new = (made([0.3, 0.5], seed=seed) for seed in (0, 1))
+    sides = [
+        fairhead.Records.from_arrays(
+            one.label.codes, one.prediction.codes, groups=dict.fromkeys(("g", "same"), one.groups["g"].codes)
+        )
+        for one in (old, new)
+    ]
+    (text,) = [said.text for said in comparison_verdicts(drift(*sides, n_boot=200)) if "not significant" in said.text]
+    assert text.endswith(", nor in 3 more gaps.")
+    assert text.count(" by ") == 3

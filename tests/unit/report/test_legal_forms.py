@@ -126,3 +126,15 @@ def test_weights_are_no_applicants(tmp_path):
         local_law_144(found)
     shortcomings = dict(eu_ai_act(found).sections[0].tables[0].rows)["10(2)(h) Gaps and shortcomings"]
     assert "Female × Other (sex × race) has 8 rows" in shortcomings
+
+
+def test_an_entry_names_a_dozen_small_groups_and_counts_the_rest():
+    group = np.array([f"g{k:02}" for k in range(20)] + ["large"])[np.minimum(np.arange(400) // 2, 20)]
+    group[0] = "alone"
+    found = fairhead.audit(
+        fairhead.Records.from_arrays(np.arange(400) % 2, np.arange(400) % 3 % 2, groups={"g": group}), n_boot=100
+    )
+    entry = dict(eu_ai_act(found).sections[0].tables[0].rows)["10(2)(h) Gaps and shortcomings"]
+    assert "alone (g) has 1 row;" in entry
+    assert entry.count("(g) has") == 12
+    assert "9 more groups have fewer than 30 rows (in the JSON)" in entry
