@@ -1,7 +1,7 @@
 """Reports as JSON: `plain` makes JSON values of what a report holds, `build` makes dataclasses of JSON values.
 
-The types of a dataclass's fields say what its JSON form looks like, so that no section writes checks of its own beyond
-what types cannot say.
+The types of a dataclass's fields define its JSON form, so a section checks only what types cannot express. The forms of
+audits and comparisons are here, because sections, terminal tables and legal forms all read them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -9,11 +9,13 @@ from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
 from math import isfinite
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
 from fairhead.errors import InputError, check_known, did_you_mean
+from fairhead.report.wording import metric_name
+from fairhead.stats import Curves, Difference, Estimate, GroupRow
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,36 @@ PictureAddress = Annotated[
         "is not a picture; expected a data: address with JPEG or PNG",
     ),
 ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditFigures:
+    """The JSON form of an audit."""
+
+    schema: ClassVar[str] = "fairhead.audit/1"
+
+    provenance: Mapping[str, Any]
+    estimates: Sequence[Estimate]
+    by_group: Sequence[GroupRow]
+    curves: Sequence[Curves] = ()
+
+    def definitions(self) -> dict[str, str]:
+        """Full name of each metric -> its definition."""
+        found = ((e.metric, e.detail.get("definition")) for e in self.estimates)
+        return {metric_name(metric): str(definition) for metric, definition in found if definition}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparisonFigures:
+    """The JSON form of a comparison."""
+
+    schema: ClassVar[str] = "fairhead.comparison/1"
+
+    provenance: Mapping[str, Any]
+    differences: Sequence[Difference]
+    a: AuditFigures
+    b: AuditFigures
+    pairs: Sequence[Difference] = ()
 
 
 def plain(value: Any, where: str) -> Any:

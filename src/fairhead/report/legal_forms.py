@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from fairhead.errors import InputError
+from fairhead.report.form import AuditFigures
 from fairhead.report.page import Report, Sentence
-from fairhead.report.sections.audited import AuditFigures
 from fairhead.report.sections.plain import PlainTable, PlainTables
 from fairhead.report.wording import (
     CROSS,

@@ -1,13 +1,14 @@
 """Audits and comparisons in a terminal. Percentages are for people; JSON has fractions."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from fairhead.report.form import AuditFigures, ComparisonFigures
 from fairhead.report.wording import (
     LIBRARIES,
     between,
@@ -22,10 +23,6 @@ from fairhead.report.wording import (
     said_of_difference,
 )
 from fairhead.stats import Difference, Estimate, GroupRow
-
-if TYPE_CHECKING:
-    from fairhead.report.sections.audited import AuditFigures
-    from fairhead.report.sections.changes import ComparisonFigures
 
 _RATE_NAMES = {"selection_rate": "selected", "base_rate": "base rate", "mean_error": "mean error"}
 # Columns that a rate takes with its interval on the same line or on a second one; those of the group and its n.
@@ -46,7 +43,7 @@ _MANY_GROUPS = 60
 _MOST_PAIRS = 8
 
 
-def show_audit(console: Console, audit: "AuditFigures", wanted: Sequence[str] = ()) -> None:
+def show_audit(console: Console, audit: AuditFigures, wanted: Sequence[str] = ()) -> None:
     """Overall figures, figures of each group (of the rates wanted, or those that fit), gaps."""
     level = audit.provenance.get("audit", {}).get("level", 0.95)
     overall = [
@@ -72,7 +69,7 @@ def show_audit(console: Console, audit: "AuditFigures", wanted: Sequence[str] = 
     _show_legend(console, {e.metric: e.detail.get("definition") for e in audit.estimates if e.group_by is not None})
 
 
-def show_comparison(console: Console, comparison: "ComparisonFigures") -> None:
+def show_comparison(console: Console, comparison: ComparisonFigures) -> None:
     """Paired differences of two sets of predictions."""
     alone = [(side, comparison.provenance.get(f"only_in_{side.lower()}", 0)) for side in "AB"]
     if any(count for _, count in alone):
@@ -93,7 +90,7 @@ def show_comparison(console: Console, comparison: "ComparisonFigures") -> None:
         table.add_column(title, justify="right", overflow="fold", width=wide)
     table.add_column("verdict", overflow="fold", width=longest)
 
-    def sides(d: Difference) -> "list[tuple[float | None, AuditFigures]]":
+    def sides(d: Difference) -> list[tuple[float | None, AuditFigures]]:
         return [(d.a, comparison.a), (d.b, comparison.b)]
 
     for d in comparison.differences:
@@ -124,7 +121,7 @@ def show_comparison(console: Console, comparison: "ComparisonFigures") -> None:
         console.print(f"[dim]and {len(changed) - _MOST_PAIRS} more (all in --json)[/]", highlight=False)
 
 
-def _attained(audit: "AuditFigures", difference: Difference) -> str:
+def _attained(audit: AuditFigures, difference: Difference) -> str:
     """The groups that make a gap in one of the two audits, on a line of their own."""
     found = [e for e in audit.estimates if (e.metric, e.group_by) == (difference.metric, difference.group_by)]
     groups = between(found[0]) if found and found[0].value is not None and len(found[0].groups) > 1 else ""
@@ -169,7 +166,7 @@ def _table(title: str) -> Table:
     )
 
 
-def _group_table(rows: "Sequence[GroupRow]", rates: Sequence[str], group_by: str, level: float) -> Table:
+def _group_table(rows: Sequence[GroupRow], rates: Sequence[str], group_by: str, level: float) -> Table:
     """One line a group: n and its rates."""
     unit = "percent with " if any(is_share(rate) for rate in rates) else ""
     table = _table(f"{escape(group_by)}: each group, {unit}{100 * level:g} % intervals")
@@ -182,7 +179,7 @@ def _group_table(rows: "Sequence[GroupRow]", rates: Sequence[str], group_by: str
     return table
 
 
-def _shown_groups(rows: "Sequence[GroupRow]") -> "tuple[list[GroupRow], int]":
+def _shown_groups(rows: Sequence[GroupRow]) -> tuple[list[GroupRow], int]:
     """The rows to show, in their order, and how many are left out: the smallest of very many."""
     if len(rows) <= _MANY_GROUPS:
         return list(rows), 0

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 from markupsafe import Markup
 
-from fairhead.report.form import one_of
+from fairhead.report.form import AuditFigures, one_of
 from fairhead.report.markup import Cell, Forest, Mark, Row, Table, fill, forest, undefined
 from fairhead.report.sections import Section
 from fairhead.report.sections.headmap import colour_bar, colour_class
@@ -33,23 +33,6 @@ if TYPE_CHECKING:
 _FOREST_COLUMNS, _HEAT_COLUMNS = 5, 12
 _PALE = 0.1  # no colour is strong for a difference as small as this
 _MOST_LINES = 6  # that can be told apart in one drawing
-
-
-@dataclass(frozen=True, kw_only=True)
-class AuditFigures:
-    """The JSON form of an audit."""
-
-    schema: ClassVar[str] = "fairhead.audit/1"
-
-    provenance: Mapping[str, Any]
-    estimates: Sequence[Estimate]
-    by_group: Sequence[GroupRow]
-    curves: Sequence[Curves] = ()
-
-    def definitions(self) -> dict[str, str]:
-        """Full name of each metric -> its definition."""
-        found = ((e.metric, e.detail.get("definition")) for e in self.estimates)
-        return {metric_name(metric): str(definition) for metric, definition in found if definition}
 
 
 @dataclass(frozen=True, kw_only=True)

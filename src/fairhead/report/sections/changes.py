@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple,
 from markupsafe import Markup
 
 from fairhead.errors import InputError
+from fairhead.report.form import ComparisonFigures
 from fairhead.report.markup import Cell, Forest, Mark, fill, forest, undefined
 from fairhead.report.sections import Section
-from fairhead.report.sections.audited import AuditFigures
 from fairhead.report.wording import (
     GROUPS_MOVED,
     ROWS_MOVED,
@@ -189,19 +189,6 @@ def _draw(
         detectable=detectable,
         definitions=definitions,
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class ComparisonFigures:
-    """The JSON form of a comparison."""
-
-    schema: ClassVar[str] = "fairhead.comparison/1"
-
-    provenance: Mapping[str, Any]
-    differences: Sequence[Difference]
-    a: AuditFigures
-    b: AuditFigures
-    pairs: Sequence[Difference] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
