@@ -3,12 +3,10 @@
 A figure that this machine cannot know is None, never an estimate in disguise. Energy comes in three forms, because the
 literature uses all three: the energy counter (the one to trust), power integrated over time, and DAM's formula
 (the share of time in which the GPU was busy × a fixed power), which is a duty cycle and not a measurement of energy.
-What a GPU says about itself comes through NVML (nvidia-ml-py) or, without that package, the nvidia-smi command.
+What a GPU says about itself comes through NVML (nvidia-ml-py).
 """
 
 import os
-import shutil
-import subprocess
 import sys
 import threading
 import time
@@ -22,7 +20,6 @@ from typing import Any
 _JOULES_PER_WH = 3600.0
 _MIB = 2**20
 POWER_EVERY = 0.05  # seconds: 20 Hz, twice what trapezoids over power need
-_PATIENCE = 5.0  # seconds that nvidia-smi is given to answer, and to end
 _UTILISATION_EVERY = 60.0  # seconds: as the paper's measurement
 
 
@@ -69,18 +66,17 @@ class Sample:
 
 
 def find_gpu(device: str = "cuda") -> "Gpu | None":
-    """The GPU behind a torch device, or None where neither NVML nor nvidia-smi knows it."""
+    """The GPU behind a torch device, or None where NVML does not know it."""
     import torch
 
     # By its unique name: torch counts only the GPUs it may see, NVML all of them.
     uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
-    for kind in (NvmlGpu, SmiGpu):
-        with suppress(Exception):  # whatever a missing driver, package or permission raises
-            return kind(uuid)
+    with suppress(Exception):  # whatever a missing driver, package or permission raises
+        return Gpu(uuid)
     return None
 
 
-class NvmlGpu:
+class Gpu:
     """A GPU through NVML, by its unique name "GPU-..."; `nvml` is the module `pynvml`, or one like it."""
 
     def __init__(self, uuid: str, nvml: Any = None) -> None:
@@ -125,75 +121,12 @@ def _scaled(value: float | None, factor: float) -> float | None:
     return None if value is None else value * factor
 
 
-class SmiGpu:
-    """A GPU through one nvidia-smi that goes on printing; it has no energy counter and no memory by process."""
-
-    _FIELDS = "power.draw,utilization.gpu,memory.used,power.limit,name"
-
-    def __init__(self, uuid: str, command: str | None = None) -> None:
-        command = command or shutil.which("nvidia-smi")
-        if command is None:
-            raise FileNotFoundError("nvidia-smi")
-        query = [command, "-i", uuid, f"--query-gpu={self._FIELDS}", "--format=csv,noheader,nounits", "-lms", "100"]
-        self._process = subprocess.Popen(query, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-        assert self._process.stdout is not None
-        self._lines = self._process.stdout
-        self._latest: list[str] | None = None
-        self._answered = threading.Event()
-        self._thread = threading.Thread(target=self._follow, daemon=True)
-        self._thread.start()
-        if not self._answered.wait(_PATIENCE) or self._latest is None:
-            self.close()
-            raise OSError("nvidia-smi said nothing about this GPU")
-        self.name: str = self._latest[4]
-
-    def sample(self, pid: int) -> Sample:
-        """Return what nvidia-smi printed last."""
-        assert self._latest is not None
-        watts, busy, used = (_number(field) for field in self._latest[:3])
-        return Sample(watts=watts, busy=_scaled(busy, 0.01), used_mib=used)
-
-    def power_limit(self) -> float | None:
-        """Watts that it may draw."""
-        assert self._latest is not None
-        return _number(self._latest[3])
-
-    def close(self) -> None:
-        """End nvidia-smi."""
-        self._process.terminate()
-        try:
-            self._process.wait(_PATIENCE)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-        self._thread.join(_PATIENCE)
-        self._lines.close()
-
-    def _follow(self) -> None:
-        for line in self._lines:
-            fields = [field.strip() for field in line.split(",")]
-            if len(fields) == len(self._FIELDS.split(",")):
-                self._latest = fields
-                self._answered.set()
-        self._answered.set()  # nothing more will come
-
-
-Gpu = NvmlGpu | SmiGpu
-
-
-def _number(text: str) -> float | None:
-    """nvidia-smi writes "[N/A]" for what it does not know."""
-    try:
-        return float(text)
-    except ValueError:
-        return None
-
-
 class Meter:
     """Measure what happens inside a `with` block.
 
     Args:
         device: "cuda", "cuda:1", ... to measure a GPU as well; anything else measures the process alone.
-        gpu: where GPU figures come from; found by itself (NVML, else nvidia-smi) where none is given.
+        gpu: where GPU figures come from; by default the GPU of `device`, where NVML knows it.
         utilisation_watts: the fixed power of DAM's formula; by default the GPU's own power limit. (The paper: 350.)
         sharers: how many runs use the device at this moment; each is charged an equal share of its energy.
     """

@@ -1,7 +1,6 @@
 """Meters against a GPU whose counters are known."""
 
 import os
-import stat
 import threading
 import time
 from types import SimpleNamespace
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 
 from fairhead.train import meters
-from fairhead.train.meters import Energy, Meter, NvmlGpu, Sample, SmiGpu
+from fairhead.train.meters import Energy, Gpu, Meter, Sample
 
 MIB = 2**20
 clock = SimpleNamespace(now=0.0)
@@ -76,7 +75,7 @@ class FakeNvml:
 
 
 def measured(nvml, seconds=0.3, **options):
-    with Meter(gpu=NvmlGpu("GPU-1", nvml), **options) as meter:
+    with Meter(gpu=Gpu("GPU-1", nvml), **options) as meter:
         for _ in range(3):
             time.sleep(seconds / 3)
             clock.now += 1.5
@@ -157,32 +156,10 @@ def test_without_a_gpu_only_the_process_is_known():
 
 def test_the_thread_ends_with_the_block_even_after_an_error():
     before = threading.active_count()
-    with pytest.raises(ZeroDivisionError), Meter(gpu=NvmlGpu("GPU-1", FakeNvml())) as meter:
+    with pytest.raises(ZeroDivisionError), Meter(gpu=Gpu("GPU-1", FakeNvml())) as meter:
         print(1 / 0)
     assert threading.active_count() == before
     assert meter.reading.energy_wh is not None
-
-
-def test_nvidia_smi_stands_in_where_nvml_is_not_installed(tmp_path):
-    command = tmp_path / "nvidia-smi"
-    command.write_text("#!/bin/sh\nwhile true; do echo '250.50, 40, 1234, [N/A], NVIDIA Fake'; sleep 0.02; done\n")
-    command.chmod(command.stat().st_mode | stat.S_IXUSR)
-    gpu = SmiGpu("GPU-1", str(command))
-    assert gpu.sample(1) == Sample(watts=250.5, busy=0.4, used_mib=1234.0)
-    assert gpu.power_limit() is None
-    with Meter(gpu=gpu) as meter:
-        clock.now += 1.5
-    assert meter.reading.gpu == "NVIDIA Fake"
-    assert meter.reading.energy_counter_wh is None
-    assert meter.reading.energy_power_wh == pytest.approx(250.5 * 1.5 / 3600)
-
-
-def test_an_nvidia_smi_that_knows_no_gpu_is_refused(tmp_path):
-    command = tmp_path / "nvidia-smi"
-    command.write_text("#!/bin/sh\necho 'No devices were found'\n")
-    command.chmod(0o700)
-    with pytest.raises(OSError, match="said nothing"):
-        SmiGpu("GPU-1", str(command))
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/clear_refs"), reason="Linux only")
