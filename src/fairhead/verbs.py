@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fairhead.data import Dataset, Items, dataset, hold, parse_spec
-from fairhead.data.datasets import column, positive_last
 from fairhead.data.own import NO_LABEL
 from fairhead.errors import InputError, check_known
 from fairhead.records import Records
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from fairhead.language.benchmark import BenchmarkResult
     from fairhead.locate.answer import LocatedHeads
     from fairhead.mitigate.language_result import MitigatedLanguage
+    from fairhead.models.inputs import Predictions
 
 
 def predict(
@@ -39,7 +39,7 @@ def predict(
     device: str = "auto",
     beside: Any = None,
     **options: Any,
-) -> "Records | pd.DataFrame":
+) -> "Predictions | pd.DataFrame":
     """Predict with a classifier of pictures or texts, and return records for `fairhead.audit`.
 
     Args:
@@ -61,7 +61,7 @@ def predict(
     """
     import torch
 
-    from fairhead.models.inputs import ImageInputs, TextInputs
+    from fairhead.models.inputs import ImageInputs, Predictions, TextInputs
     from fairhead.models.places import training_rows, unseen
 
     if isinstance(data, Sequence) and not isinstance(data, str):
@@ -78,18 +78,8 @@ def predict(
     inputs = kind(model, asked.inputs, batch_size, device, beside)
     with torch.inference_mode():
         logits = torch.cat([inputs.model(**batch).logits.float().cpu() for batch in inputs.batches()])
-    records = _answered(inputs.model, rows, asked.ids, logits)
+    records = Predictions.of(inputs.model, rows, asked.ids, logits)
     return records if rows.classes else records.to_frame().drop(columns="label")
-
-
-def _answered(model: Any, data: Dataset, ids: Any, logits: Any) -> Records:
-    """The records of a model's logits [n, C], among all of its classes, of which the data may have some."""
-    from fairhead.models.inputs import class_order
-
-    names = {str(name) for name in model.config.id2label.values()}
-    if {*data.classes} < names:
-        data = data.with_classes(positive_last(column(sorted(names))).levels)
-    return data.records(ids, logits[:, class_order(model, data.classes)].softmax(-1))
 
 
 def score(
@@ -217,6 +207,7 @@ def _records(model: Any, data: Dataset, part: str, device: str, features: Any) -
     """A classifier's answers for a part of the data, or its records; a linear head takes the features [n, D] of all."""
     from fairhead.models import load
     from fairhead.models.attached import LinearHead, LinearHeadConfig
+    from fairhead.models.inputs import Predictions
     from fairhead.models.places import config_of, find, unseen
 
     named = isinstance(model, str | Path)
@@ -235,7 +226,7 @@ def _records(model: Any, data: Dataset, part: str, device: str, features: Any) -
             f"{features.shape[1]}: give the encoder that it was trained on"
         )
     ids = unseen(model, data.all if part == "all" else data.examples(part), go_on=part == "all").ids
-    return _answered(head, data, ids, head(features=features[data.attributes.rows(ids)]).logits.detach())
+    return Predictions.of(head, data, ids, head(features=features[data.attributes.rows(ids)]).logits.detach())
 
 
 def locate(

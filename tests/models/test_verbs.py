@@ -1,5 +1,6 @@
 """The verbs in Python: own pictures, posts and pairs from memory to an audited, located, edited and saved model."""
 
+import json
 import shutil
 
 import made_posts
@@ -58,6 +59,22 @@ def test_predict_gives_the_records_that_mitigate_has_audited(run):
     by_path = fairhead.predict(run.out / "model", faces(), device="cpu")
     assert np.allclose(found.scores, by_path.scores, atol=1e-6)
     assert fairhead.audit(found)["accuracy"].value == pytest.approx(run.audit["accuracy"].value)
+
+
+def test_what_predict_returns_has_the_methods_of_a_result(run, capsys):
+    found = fairhead.predict(run.out / "model", faces(), device="cpu")
+    right = int((found.prediction.codes == found.label.codes).sum())
+    found.show()
+    assert f"{right} of {len(found)} predictions are the class of their row" in capsys.readouterr().out
+    (table,) = found.page().sections[0].tables
+    assert sum(int(cell) for row in table.rows for cell in row[1:]) == len(found)
+    assert [int(row[i + 1]) for i, row in enumerate(table.rows)] == [
+        int(((found.label.codes == k) & (found.prediction.codes == k)).sum()) for k in range(2)
+    ]
+    assert found.report(run.out / "predictions.html").is_file()
+    assert json.loads(json.dumps(found.to_dict()))["rows"][0]["prediction"] in ("no", "yes")
+    assert len(found.to_frame()) == len(found)
+    assert repr(found).startswith("Records of")
 
 
 def test_predict_refuses_classes_of_other_data(run):

@@ -1,4 +1,4 @@
-"""What models read: pictures as bytes, texts as tokens, and rows of either batch by batch."""
+"""What models read (pictures as bytes, texts as tokens, rows of either batch by batch), and what they predict."""
 
 import itertools
 import logging
@@ -19,11 +19,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fairhead.data import Images
+from fairhead.data import Dataset, Images
+from fairhead.data.datasets import column, positive_last
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.models.attached import positions_of
 from fairhead.models.load import Kind, Model, open_model
 from fairhead.models.places import PROCESSOR, Place, read_json
+from fairhead.records import Records
+from fairhead.report import Report, Result, Sentence
+from fairhead.report.sections.plain import PlainTable, PlainTables
+from fairhead.report.wording import count
 from fairhead.store import write_json
 
 # Families whose positions begin behind that of the padding: so many fewer tokens fit.
@@ -275,3 +280,42 @@ def class_order(model: Any, classes: tuple[str, ...]) -> list[int]:
         f"the model's classes are {', '.join(found)} and those of the data {', '.join(classes)}; they must have the "
         "same names"
     )
+
+
+class Predictions(Records, Result):
+    """What a classifier predicts for rows with labels: records for `fairhead.audit`, with a page of their own."""
+
+    __repr__ = Records.__repr__
+
+    @classmethod
+    def of(cls, model: Any, data: Dataset, ids: Any, logits: Tensor) -> "Predictions":
+        """Of a model's logits [n, C] for these ids, among all classes of the model; the data may have some of them."""
+        names = {str(name) for name in model.config.id2label.values()}
+        if {*data.classes} < names:
+            data = data.with_classes(positive_last(column(sorted(names))).levels)
+        return cls(**vars(data.records(ids, logits[:, class_order(model, data.classes)].softmax(-1))))
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row per example."""
+        found: list[dict[str, Any]] = self.to_frame().to_dict("records")  # type: ignore[assignment]
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return {"schema": "fairhead.predictions/1", "classes": [*self.classes], "rows": self.rows()}
+
+    def page(self) -> Report:
+        """How often each class was predicted for the rows of each class."""
+        assert self.prediction is not None
+        cells = np.zeros((len(self.classes), len(self.classes)), dtype=int)
+        np.add.at(cells, (self.label.codes, self.prediction.codes), 1)
+        rows = [[str(name), *map(count, line)] for name, line in zip(self.classes, cells.tolist(), strict=True)]
+        table = PlainTable(caption="Rows by class and prediction", columns=["", *map(str, self.classes)], rows=rows)
+        right = f"{count(int(cells.trace()))} of {count(len(self))} predictions are the class of their row."
+        return Report(
+            title="Predictions",
+            question="What does the model predict?",
+            verdict=[Sentence(f"{right} fairhead.audit measures gaps between groups, with intervals.", "note")],
+            sections=[PlainTables(title="Predictions", tables=[table])],
+            provenance=self.provenance,
+        )
