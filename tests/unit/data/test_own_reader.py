@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -16,14 +17,15 @@ PAGE = Path(__file__).parents[3] / "CONTRIBUTING.md"
 @pytest.fixture
 def reviews(tmp_path, monkeypatch):
     """The package of the example, installed, and its data."""
-    text = PAGE.read_text(encoding="utf-8").partition("## Add a data set")[2].partition("\n## ")[0]
-    code, points = (re.search(rf"```{kind}\n(.*?)```", text, re.DOTALL)[1] for kind in ("python", "toml"))
+    text = PAGE.read_text(encoding="utf-8")
+    (code,) = re.findall(r"<!-- example: reviews.py -->\n```python\n(.*?)```", text, re.DOTALL)
+    (points,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
     (tmp_path / "reviews.py").write_text(code)
     info = tmp_path / "reviews-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: reviews\nVersion: 1\n")
-    name, _, place = points.strip().splitlines()[1].partition(" = ")
-    (info / "entry_points.txt").write_text(f"[fairhead.data]\n{name} = {json.loads(place)}\n")
+    ((name, place),) = tomllib.loads(points)["project"]["entry-points"]["fairhead.data"].items()
+    (info / "entry_points.txt").write_text(f"[fairhead.data]\n{name} = {place}\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "reviews", raising=False)
     folder = tmp_path / "data"
