@@ -102,7 +102,7 @@ class AuditCallback(TrainerCallback):
     ) -> Any:
         """Stands for `Trainer.evaluation_loop`: adds the figures to its metrics, which the Trainer then logs."""
         data, self._data = self._data, None
-        if data is None:  # `Trainer.predict`, whose rows nobody has named groups for
+        if data is None:  # `Trainer.predict`, whose rows have no groups
             return self._loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
         output = self._loop(dataloader, description, False, ignore_keys, metric_key_prefix)
         config = self.trainer.model.config

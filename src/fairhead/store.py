@@ -44,7 +44,7 @@ def writing(path: PathLike, hint: str = "") -> Iterator[None]:
 
 
 def refuse_pipe(path: PathLike) -> None:
-    """Refuse a named pipe: whoever opens one waits for a writer, perhaps for ever. Those of a shell have theirs."""
+    """Refuse a named pipe: opening one waits for a writer, perhaps for ever. Pipes of a shell have a writer."""
     try:
         found = not os.fspath(path).startswith(("/dev/", "/proc/")) and Path(path).is_fifo()
     except (OSError, ValueError):  # no path at all
@@ -123,9 +123,9 @@ def made_folder(path: PathLike, hint: str = "give another folder") -> Path:
 def locked(folder: PathLike, *, hint: str = "", wait: bool = False, name: str = LOCK) -> Iterator[Path]:
     """Keep other runs from writing to a folder, which is made where it is not there.
 
-    The system lets go when the process ends, however it ends. The same thread may lock a folder again. Where another
-    run is writing there, that is an error, with a `hint` of what else could be done; or `wait` for it to end. The file
-    called `name` stays: removing it would let two others lock files of the same name.
+    The system releases the lock when the process ends, however it ends. The same thread may lock a folder again. If
+    another run is writing there, that is an error with a `hint` of what to do; or `wait` for it to end. The file called
+    `name` stays: removing it would let two others lock files of the same name.
     """
     from filelock import FileLock, Timeout
 
@@ -210,7 +210,7 @@ def json_text(content: Any, encoding: str = "utf-8") -> str:
 def whole_folder(path: PathLike) -> Iterator[Path]:
     """An empty folder to fill; when that is done it takes the place of the folder `path`, whatever was there.
 
-    Whoever reads `path` calls `settled` first: a kill while places change leaves the old one under another name.
+    Readers of `path` call `settled` first: a kill during the exchange leaves the old folder under another name.
     """
     path = Path(path)
     part, old = path.with_name(f"{path.name}.part"), path.with_name(f"{path.name}.old")

@@ -1,8 +1,8 @@
-"""One cell of a grid: what its result is known by, and its run: read, train, predict, and only then look at groups.
+"""One cell of a grid: the identity of its result, and its run: read, train, predict, and only then look at groups.
 
-A result is known by the cell's settings with every default filled in, so that a changed default is another result.
-Versions of PyTorch and transformers take no part: parts of a grid may run on several machines. Each row names its own
-(`made_with`), and the table says so where they differ.
+The settings of a cell, with every default filled in, identify its result, so a changed default makes another result.
+Versions of PyTorch and transformers are no part of it: parts of a grid may run on several machines. Each row names its
+versions (`made_with`), and the table says where they differ.
 """
 
 import copy
@@ -118,7 +118,7 @@ def contents_of(cell: Cell) -> str | None:
             place = Recipe(model, ()).place
             places += sorted(glob(model.removeprefix(PREFIX))) if is_ready(model) else []
             places += [] if place is None else filter(None, [place.folder, place.adapter])
-    except InputError:  # it is not here, which whoever runs the cell says
+    except InputError:  # the model is not here; running the cell says so
         return None
     found = [content_of(place) for place in places]
     return None if None in found else _hash("".join(map(str, found)))
@@ -166,7 +166,7 @@ def run_cell(
     """Train one method once, and audit it on the test rows."""
     ready = _Ready(cell, device, cache, tell, checkpoints)
     task = ready.task
-    # Whoever keeps the model audits it by every column.
+    # A model that is kept is audited by every column.
     task.check_groups(task.columns if keep is not None else (task.group,) if task.group is not None else ())
     with Meter(device, sharers=sharers) as meter:
         try:
@@ -283,7 +283,7 @@ class _Ready:
             note = f"loss {epoch.loss:.3f}, validation accuracy {epoch.validation_accuracy:.3f}"
             self.tell("training", epoch.number, self.plan.epochs, note)
 
-        # Where the choice is circular, the test rows stand in for those of the validation.
+        # A circular choice uses the test rows instead of the validation rows.
         chosen_on = "test" if cell.method.circular else "validation"
         given: dict[str, Any] = {
             "plan": self.plan,

@@ -118,7 +118,7 @@ def _end(cell: Cell, row: dict[str, Any], records: Records | None = None) -> New
 
 
 def _lost(cell: Cell, message: str) -> News:
-    """The end of a cell whose worker did not come back."""
+    """The end of a cell whose worker was lost."""
     from fairhead.bench.cell import failed_row
 
     return _end(cell, failed_row(cell, message))
@@ -193,7 +193,7 @@ class _Worker:
 
 def _serve(pipe: Connection, workplace: Workplace, running: Any, environment: Mapping[str, str]) -> None:
     """In a worker: run one cell after the other until the pipe ends."""
-    os.environ.clear()  # it may be that of an earlier grid
+    os.environ.clear()  # the process may have the environment of an earlier grid
     os.environ.update(environment)
     # Ctrl-C is for the parent, which ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -251,7 +251,7 @@ def _connected(workplace: Workplace) -> Any:
             import_module("ray.exceptions")  # a folder of that name here would do for the line before
     except ImportError:
         raise InputError('--engine ray needs ray, which is not installed: pip install "fairhead[ray]"') from None
-    if ray.is_initialized():  # by whoever called
+    if ray.is_initialized():  # by the caller
         return ray
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     # Without an address Ray itself would join a cluster that happens to run here, or wait for one that has ended.
@@ -272,7 +272,7 @@ def _connected(workplace: Workplace) -> Any:
 
 
 def _try_port(address: str) -> None:
-    """Raise an OSError where nobody listens at HOST:PORT: Ray itself would wait for minutes.
+    """Raise an OSError if no process listens at HOST:PORT: Ray itself would wait for minutes.
 
     "auto" is the address that the last `ray start` noted on this machine, whose cluster may have ended since.
     """
@@ -285,7 +285,7 @@ def _try_port(address: str) -> None:
 
 
 def _stream(cell: Cell, workplace: Workplace, version: str) -> Iterator[News]:
-    """In a worker: what happens to a cell, as it happens; a thread does the work meanwhile."""
+    """In a worker: yield the reports of a cell while a thread runs it."""
     if version != __version__:
         raise FairheadError(
             f"the worker on {os.uname().nodename} has fairhead {__version__} and the run {version}: install one "
@@ -302,7 +302,7 @@ def _stream(cell: Cell, workplace: Workplace, version: str) -> Iterator[News]:
 
 
 def _on_slurm(cells: Sequence[Cell], workplace: Workplace) -> Iterator[News]:
-    """As jobs of Slurm, of which the ends are news; `address` "local" and "debug" run them here."""
+    """As Slurm jobs, which report only their end; with `address` "local" or "debug" they run on this machine."""
     try:
         import submitit
     except ImportError:

@@ -18,9 +18,9 @@ _NOT_OF_PLAN = ("seed", "device", "checkpoint_minutes")
 PLAN_FIELDS = tuple(
     dict.fromkeys(f.name for f in (*fields(TrainingPlan), *fields(LanguagePlan)) if f.name not in _NOT_OF_PLAN)
 )
-# How a single run trains where nobody says otherwise, in Python as on the command line.
+# Defaults of a single run, in Python and on the command line.
 RUN_PLAN: Mapping[str, Any] = {"learning_rate": 1e-4}
-# How a step is run, not what it computes, and what came after results had been kept: they count where they are set.
+# These settings change how a step runs, or are newer than stored results: they count only where they are set.
 COUNT_WHERE_SET = ("data_on_device", "replay", "compile", "accumulate")
 Selection = Literal["accuracy", "worst_class"]
 Train = Literal["all", "last_encoder", "head"]
@@ -28,7 +28,7 @@ SELECTIONS: tuple[str, ...] = get_args(Selection)
 PARTS = ("train", "validation", "test")
 METRICS = ("DP", "EOp", "EOd", "accuracy", "worst_group_accuracy")
 NAMING = ("teacher", "encoder", "adversary")  # options of methods that name a model
-# What an option of a method would be called that wanted a group.
+# Names that an option of a method would have if it were a group.
 _GROUP_WORDS = ("group", "groups", "attribute", "attributes", "sensitive", "group_by", "protected")
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 
@@ -204,7 +204,7 @@ class RunSettings:
     panel: ClassVar[str] = "Model and method"
 
     def groups_to_read(self, data: str, groups: Sequence[str]) -> tuple[str, ...]:
-        """The group columns of the data, that of a reference among them where the reader must be told."""
+        """The group columns to read, with that of a reference where the reader does not read it by itself."""
         from fairhead.data import parse_spec
 
         if self.reference_group is None or not (groups or not parse_spec(data).reader.options.get("groups", True)):

@@ -184,7 +184,7 @@ def mitigate(
     cache: Path | None = None,  # folder for decoded pictures and frozen features
     tell: Tell | None = None,  # called as the work goes on
 ) -> Mitigated:
-    """Train one method and keep all that came of it.
+    """Train one method, and store the model, its records, the audit and a card.
 
     Writes `model/` (safetensors, with what loads its pictures or texts), `records.csv`, `audit.json` and `run.json`;
     with `against`, also `records-<method>.csv`, and the audit holds the paired comparison. A run that was killed goes
@@ -208,7 +208,7 @@ def mitigate(
             done = run_cell(cell, device, cache, tell, checkpoints=checkpoints / "method", keep=keep)
         except TrainingDiverged as diverged:
             if writes:
-                shutil.rmtree(checkpoints, ignore_errors=True)  # going on there would end here again
+                shutil.rmtree(checkpoints, ignore_errors=True)  # resuming would diverge again
                 if _keep_last_good(diverged, cell, out / "model"):
                     raise TrainingDiverged(f"{diverged}. That epoch is kept in {out / 'model'}") from None
             raise
@@ -276,7 +276,7 @@ def save_model(
     if kind == "text":
         assert recipe.place is not None
         tokenizer = tokenizer_of(recipe.place)
-        # By it whoever reads the model cuts texts as in training.
+        # Later readers of the model then truncate texts as in training.
         tokenizer.model_max_length = text_length(config_of(recipe.place), cell.data.max_length)
         beside = tokenizer.save_pretrained
     else:

@@ -50,7 +50,7 @@ class Task:
     _dataset: Dataset
     _ids: dict[str, NDArray[np.str_]]
     like: Examples | None = None  # inputs and labels of a deployment sample, where one was given
-    like_units: Tensor | None = None  # who or what its rows are of, [n]; None where each stands for itself
+    like_units: Tensor | None = None  # persons or documents of its rows, [n]; None if every row is its own
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -88,7 +88,7 @@ class Task:
         return self._dataset.all.take(self._dataset.attributes.rows(self._ids[part]))
 
     def units(self, part: str) -> Tensor | None:
-        """Who or what the rows of a part are of (persons, documents), [n]; None where each stands for itself."""
+        """Persons or documents that the rows of a part belong to, [n]; None if every row is its own."""
         return _units(self._dataset, self._dataset.attributes.rows(self._ids[part]))
 
     def groups(self, part: str) -> Tensor:

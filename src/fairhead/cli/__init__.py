@@ -115,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # what it cannot encode is escaped, not an error
             stream.reconfigure(errors="backslashreplace")
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # what a user must know is said by the command
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # the command itself prints what users need to know
     given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
         _refuse_pipes(given)
@@ -128,7 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except FairheadError as error:
         _fail(str(error))
     except BrokenPipeError:
-        # Whoever read our output has had enough (`| head`): not an error worth a word.
+        # The reader of our output has closed the pipe (`| head`): no error message.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except OSError as error:  # a full disk, a closed folder: a traceback would say no more
@@ -149,7 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _refuse_pipes(words: Sequence[str]) -> None:
-    """Refuse named pipes, `reader:pipe` too, whoever would open them."""
+    """Refuse named pipes in any argument, `reader:pipe` too."""
     for word in words:
         value = word.partition("=")[2] if word.startswith("--") else word
         for path in (value, value.partition(":")[2]):

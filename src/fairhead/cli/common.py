@@ -46,7 +46,7 @@ class SentenceColumns:
     def options(self, data: str) -> dict[str, Any]:
         """The options of the reader that `name:path` names.
 
-        A reader whose groups cannot be chosen is not told them; whoever asks for one looks whether it is there.
+        A reader without an option for groups is not given them; the command checks later whether its group exists.
 
         Example:
             >>> DataColumns(label="Smiling", data_option={"seed": 3}).options("celeba:CelebA")
@@ -161,7 +161,7 @@ class Progress:
     def __init__(self, bars: Any = None) -> None:
         self._bars = bars
         self._stages: dict[str, Any] = {}
-        self._quarters: dict[str, int] = {}  # of a stage, told already
+        self._quarters: dict[str, int] = {}  # quarters of a stage that were printed
 
     def tell(self, stage: str, done: int, total: int, note: str = "") -> None:
         """Report on a stage."""
@@ -177,7 +177,7 @@ class Progress:
         self._bars.update(self._stages[stage], completed=done, total=total, note=note)
 
     def drop(self, stage: str) -> None:
-        """Take a stage off the screen; if it comes again, it starts anew."""
+        """Remove a stage from the screen; if it is reported again, it starts from 0."""
         self._quarters.pop(stage, None)
         if stage in self._stages:
             self._bars.remove_task(self._stages.pop(stage))

@@ -165,7 +165,7 @@ def _answered(
     check_output(output.json)
     need()
     for folder in (output.out, save):
-        if folder is not None:  # a mistake there should not wait for the work
+        if folder is not None:  # refuse a folder that cannot be written before the work
             context.with_resource(locked(folder))
     from fairhead.locate.answer import answer, check_target
 

@@ -1,4 +1,4 @@
-"""`fairhead mitigate`: train one model with one method, and say what came of it.
+"""`fairhead mitigate`: train one model with one method, and report the result.
 
 Methods for classifiers share a command; each method for language models has one of its own, made of its settings.
 """
@@ -206,7 +206,7 @@ def _given(context: typer.Context, settings: Any) -> dict[str, Any]:
 
 
 def _change(entry: MethodEntry, asked: Changed, data: Any, given: Mapping[str, Any], plan: Any) -> None:
-    """Change a language model by a method, or by those of a grid; show what came of it."""
+    """Change a language model by a method, or by those of a grid; show the result."""
     if plan is not None and plan.lora is not None:
         need("lora")
     if asked.keep_adapter and plan.lora is None:

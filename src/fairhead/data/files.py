@@ -293,7 +293,7 @@ def files_below(path: str | os.PathLike[str]) -> list[Path]:
 
 
 def content_of(path: str | os.PathLike[str]) -> str | None:
-    """A digest of what a file, a folder or a zip archive holds, wherever it lies; None where that cannot be said.
+    """A digest of the content of a file, a folder or a zip archive, whatever its path; None if it is unknown.
 
     Members of an archive count by their checksums, pictures in a folder by their names and sizes, all else by content.
     """

@@ -34,7 +34,7 @@ _log = logging.getLogger("fairhead")
 
 
 class _How(NamedTuple):
-    """What the readers of pictures and texts are told beside the input; `_columns` fills in the names of columns."""
+    """Options of the readers of pictures and texts besides the input; `_columns` fills in the names of columns."""
 
     label: str | None
     groups: Sequence[str]
@@ -225,7 +225,7 @@ def _labelled(name: str, table: Table, rows: NDArray[np.intp], inputs: Inputs, h
             f"numbers or ids ({', '.join(map(repr, labels.levels[:3]))}, ...); expected a column of classes: name "
             "another, or make classes of its values first"
         )
-    # Whom nobody knows is a person apart.
+    # A row without a person is a person of its own.
     known = None if how.person is None else table.cells(how.person)[rows].tolist()
     person = None if known is None else np.array([who or f"row {row}" for who, row in zip(known, rows, strict=True)])
     for reason, names in how.skips.found().items():

@@ -163,7 +163,7 @@ class Reading:
 
     def _see(self, layer: int, tensor: Tensor) -> None:
         # The second forward of a checkpoint computes what is read again, because its first one saved tensors for it,
-        # but nobody is shown it: gradients flow through what the first one showed.
+        # but no reading receives it: gradients flow through what the first one showed.
         if not is_recomputing():
             self._store(layer, tensor)
 
@@ -178,8 +178,8 @@ class Reading:
     def _see_row(self, layer: int, output: Tensor) -> None:
         """See one token of output [B, T, H, d], later: rows of all layers in one copy, not in one a layer.
 
-        A small model on a fast device waits for Python and for the launch of each kernel. Until then nobody may change
-        `output` in place.
+        A small model on a fast device waits for Python and for the launch of each kernel. Until then `output` must
+        not be changed in place.
         """
         if layer in self._held:
             self._copy_rows()

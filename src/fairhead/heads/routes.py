@@ -145,7 +145,7 @@ def _weights_of(
     arguments: dict[str, Any],
     rows: CheckedTokens,
 ) -> Tensor:
-    """Rows of the weights before dropout: those that the kernel computed, where it says them, or computed anew."""
+    """Rows of the weights before dropout: the kernel's own, if it returns them, or computed again."""
     if computed is not None and tapped.implementation in (None, "eager") and not arguments.get("dropout"):
         return computed_weights(computed, rows)
     return attention_weights(module, query, key, mask, rows, implementation=tapped.implementation, **arguments)
@@ -333,7 +333,7 @@ class AppendedAttention(nn.Module):
 
 
 class FirstRow(TorchFunctionMode):
-    """Torch's attention for the first query alone, while it is open; the others get its output, and nobody looks."""
+    """Torch's attention for the first query alone while it is open; the other rows repeat its output, unused."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

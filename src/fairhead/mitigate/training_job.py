@@ -92,7 +92,7 @@ class Job:
     identity: Mapping[str, Any] = field(default_factory=dict)  # what checkpoints must agree with, beside plan and data
     like: Examples | None = None  # the deployment sample; None where the validation rows are all there is
     # Who or what the training and the validation rows are of (persons, documents), [n] each, numbered from 0; None
-    # where each row stands for itself. Rows of one unit are never on both sides of a cross-fit.
+    # if every row is its own. Rows of one unit are never on both sides of a cross-fit.
     units: tuple[Tensor | None, Tensor | None] = (None, None)
     like_units: Tensor | None = None  # the same for the rows of `like`
     weights: Tensor | None = None  # of the training rows, [n]; `fit` draws in proportion, or weights where it solves
@@ -239,7 +239,7 @@ def run(
 
 
 def run_job(config: Method, job: Job) -> Trained:
-    """Train, and put together what came of it."""
+    """Train, and return the result."""
     if not hasattr(config, "train"):
         raise InputError(f"{type(config).__name__} trains no classifier: see fairhead.mitigate.LanguageTrainer")
     check_config(config)

@@ -1,8 +1,8 @@
 """What fairhead adds to the models of transformers: methods inside of them, and linear classifiers of features.
 
 A note of the method (its name and its settings) travels among the model's weights, beside what the method has learnt.
-So it is there exactly where those weights are: whoever saves the model saves it (`save`, `save_pretrained`, a
-`Trainer`), and whoever writes another model to the same folder removes it.
+So it is stored wherever those weights are: anything that saves the model saves it (`save`, `save_pretrained`, a
+`Trainer`), and saving another model to the same folder removes it.
 """
 
 import json
@@ -190,7 +190,7 @@ def save(model: Any, folder: Path | str, *beside: Callable[[Path], Any]) -> None
 
 
 def _plain_card(model: Any) -> Card:
-    """The README of a model of which nothing is known here but what it is."""
+    """The README of a model that fairhead has not measured."""
     method, name = method_of(model), type(within(model)).__name__
     return Card(
         title=f"{name}{'' if method is None else f' with {type(method).__name__}'}",

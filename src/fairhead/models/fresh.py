@@ -100,7 +100,7 @@ class Recipe:
     def build(self, kind: str, seed: int, *, head_only: bool = False) -> Any:
         """A model of the kind "image" or "text" with a task head, on the CPU; a seed gives the same weights again.
 
-        With `head_only`, only the last layer will be trained, and fresh layers before it hand on what they are given.
+        With `head_only`, only the last layer will be trained, and new layers before it pass their input on.
         """
         self.check()
         if is_ready(self.name):

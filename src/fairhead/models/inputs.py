@@ -178,7 +178,7 @@ class RowInputs(ABC):
 
 
 class ImageInputs(RowInputs):
-    """Images, of which the next batches are decoded in threads meanwhile."""
+    """Images; threads decode the next batches while the model runs."""
 
     kind, made_ready_by = "image", "processor"
 
@@ -207,7 +207,7 @@ class ImageInputs(RowInputs):
                     yield {"pixel_values": waiting.popleft().result().to(self.loaded.device)}
             while waiting:
                 yield {"pixel_values": waiting.popleft().result().to(self.loaded.device)}
-        finally:  # also where whoever asked for batches has had enough
+        finally:  # also if the caller stops early
             pool.shutdown(cancel_futures=True)
 
 

@@ -134,7 +134,7 @@ def open_model(
     device_map: str | None = None,  # how accelerate spreads layers over several GPUs: auto, balanced or sequential
     load_in: LoadIn | None = None,  # round the weights of linear layers to so many bits, by bitsandbytes on a GPU
 ) -> LoadedModel:
-    """What `load` gives, with its files, tokenizer and image processor: for whoever runs it on data.
+    """What `load` gives, with its files, tokenizer and image processor, to run it on data.
 
     A live model stays where it is and as it is. One that is of another kind is an `UnsupportedModel`.
     """
@@ -158,7 +158,7 @@ def open_model(
 
 
 def _placing(place: Place, target: torch.device, device_map: str | None, load_in: LoadIn | None) -> dict[str, Any]:
-    """What `from_pretrained` is told of where weights go and how they are rounded; nothing for a plain model."""
+    """Arguments of `from_pretrained` for the placement and quantization of weights; none for a plain model."""
     settings: dict[str, Any] = {} if device_map is None else {"device_map": device_map}
     if load_in is None:
         return settings
@@ -216,7 +216,7 @@ def read_weights(
     """A model of the class `kind` with the weights of a folder, the adapter merged and the method attached.
 
     A pooler that an encoder's file lacks is left out. With `fresh_head`, weights outside the encoder may be missing or
-    of another shape, and are random then; with `pass_through`, square layers among them hand on what they are given.
+    of another shape, and are random then; with `pass_through`, square layers among them pass their input on.
     """
     with reading(place, "the weights"), quietly():
         model, found = kind.from_pretrained(
@@ -272,7 +272,7 @@ def not_finite(model: nn.Module) -> list[str]:
 
 
 def _hand_on(model: nn.Module, fresh: Iterable[str]) -> None:
-    """Let fresh square layers hand on what they are given: RoBERTa and DistilBERT have one before the last layer.
+    """Let new square layers pass their input on: RoBERTa and DistilBERT have one before the last layer.
 
     A last layer that is trained alone would otherwise see random mixtures of the features. A tanh or GELU that follows
     is nearly straight near 0, and a ReLU (DistilBERT's) above it. Neither needs more than 16 bits.
@@ -372,7 +372,7 @@ def device_named(name: str) -> torch.device:
 
 @contextmanager
 def in_folder(model: Any, beside: Any) -> Iterator[str]:
-    """The model as a name or a folder; a live one is written to a folder for the while."""
+    """The model as a name or a folder; a model object is written to a temporary folder."""
     if isinstance(model, str | Path):
         yield str(model)
         return

@@ -41,7 +41,7 @@ class Axis:
         """Return an axis that holds all values, with a little room; equal values get a window around them."""
         values = list(values) or [0.0]
         low, high = min(values), max(values)
-        # A difference of rounding errors is no difference: it would make an axis of digits that nobody can read.
+        # A difference of rounding errors is none: its axis would have unreadable tick labels.
         equal = high - low <= 1e-9 * max(1.0, abs(low), abs(high))
         room = (abs(high) / 2 if abs(high) > 1e-6 else 0.01) if equal else (high - low) * pad
         low, high = low - room, high + room

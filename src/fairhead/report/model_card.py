@@ -16,12 +16,12 @@ from fairhead.stats import Difference, Estimate
 from fairhead.store import reading, write_text
 
 CARD = "README.md"
-# By this line a card of ours is known, which another model in the same folder must not keep.
+# This line marks a card of ours: another model that is saved to the same folder must replace it.
 MARK = "<!-- written by fairhead -->"
-# What a model is made of; records and reports, which may name persons, stay here.
+# The files of a model. Records and reports, which may name persons, are not uploaded.
 _FILES = ("README.md", "*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
 _NOT = ("fairhead-training.json", "training_rows.json")
-# Between these lines `fairhead lm compare --markdown` puts what it finds.
+# `fairhead lm compare --markdown` writes its figures between these lines.
 FIGURES = ("<!-- figures: begin -->", "<!-- figures: end -->")
 _HERE = "THIS FOLDER"
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
@@ -32,7 +32,7 @@ _LIMITS = (
 )
 
 
-# What the hub calls what a model does, by how its class is called.
+# The hub's name of a task, by the ending of the model's class.
 _TASKS = {
     "ForImageClassification": "image-classification",
     "ForSequenceClassification": "text-classification",
@@ -162,7 +162,7 @@ class Card:
 
 
 def name_of(model: str) -> str:
-    """How a card speaks of a model: by its folder, or the run that the folder lies in.
+    """The name of a model on a card: its folder, or the run that contains the folder.
 
     Example:
         >>> name_of("runs/plain/model"), name_of("hub:me/faces")
@@ -173,7 +173,7 @@ def name_of(model: str) -> str:
 
 
 def _task(folder: Path) -> str | None:
-    """What the hub calls what the model in a folder does, where that is known."""
+    """The task of the model in a folder, as the hub names it, if it is known."""
     with suppress(OSError, ValueError, LookupError, TypeError):
         name = str(json.loads(Path(folder, "config.json").read_text(encoding="utf-8"))["architectures"][0])
         return next((task for end, task in _TASKS.items() if name.endswith(end)), None)
@@ -226,7 +226,7 @@ def push(folder: Path, name: str, *, private: bool = False) -> str:
     try:
         address = api.create_repo(name, private=private, exist_ok=True)
         operations = [
-            CommitOperationAdd(file, card if file == CARD else str(folder / file))  # of the folder nothing is changed
+            CommitOperationAdd(file, card if file == CARD else str(folder / file))  # the folder itself is not changed
             for file in files
         ]
         api.create_commit(name, operations, commit_message="Upload a model and its card")
@@ -244,7 +244,7 @@ def push(folder: Path, name: str, *, private: bool = False) -> str:
 
 
 def short_data(data: str) -> str:
-    """A data set without the folders that it lay in: they are nobody's business.
+    """A data set without the folders of its path, which a card should not publish.
 
     Example:
         >>> short_data("pairs:runs/own.csv")

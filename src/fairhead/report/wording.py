@@ -12,7 +12,7 @@ from fairhead.stats.bootstrap import STABLE_ROWS
 THIN_SPACE = "\u202f"  # narrow and without a line break: before a unit
 MINUS = "\u2212"
 CROSS = " × "  # between the names of columns, and of groups, that are crossed
-# Full names where the short one does not speak for itself; the definition of each metric comes with its figure.
+# Full names of metrics whose short name does not explain itself; each figure comes with its definition.
 _NAMES: Mapping[str, str] = {
     "DP": "Demographic parity gap",
     "EOp": "Equal opportunity gap",
@@ -55,7 +55,7 @@ _IN_WORDS = {
     "EOd": "equalized odds (true and false positive rates)",
 }
 LIBRARIES = {"fairlearn": "Fairlearn", "aif360": "AIF360", "own": "own"}
-# Words in the names of metrics on a scale of their own, which nobody reads as a share of people.
+# Words in the names of metrics that are not shares of people.
 _NOT_A_SHARE = {
     *("ratio", "impact", "cramers", "auc", "brier", "log", "nll", "evidence", "own"),
     *("distance", "abroca", "mae", "rmse", "r", "error"),
@@ -99,7 +99,7 @@ def listed(items: Iterable[str], word: str) -> str:
     return f"{', '.join(most)} {word} {last}" if most else last
 
 
-# By how much they are wanted: where there is little room, the first ones are shown.
+# In order of importance: where there is little room, the first ones are shown.
 _RATES = (
     *("selection_rate", "TPR", "FPR", "accuracy", "precision", "base_rate"),
     *("AUC", "MAE", "mean_error", "RMSE", "R2"),

@@ -84,7 +84,7 @@ def cached_array(
                 with whole_folder(entry) as unfinished:
                     _fill_file(unfinished / "data.bin", shape, np.dtype(dtype), fill)
                     write_json(unfinished / "manifest.json", {**manifest, "about": dict(about or {})})
-    # "c": copy on write. Torch wants arrays that it may write to, and nobody should change the cache.
+    # "c": copy on write. Torch needs writable arrays, and the cache must not change.
     return np.memmap(entry / "data.bin", dtype=dtype, mode="c", shape=shape)
 
 

@@ -76,7 +76,7 @@ def last_encoder(model: nn.Module) -> nn.Module:
 
 
 def _pass_on(*args: Any, inputs_embeds: Tensor | None = None, **ignored: Any) -> Tensor:
-    """Stand in for an embedding layer: the features that were given are its result."""
+    """Replace an embedding layer: return the features that were given."""
     if inputs_embeds is not None:
         return inputs_embeds
     return next(x for x in args if isinstance(x, Tensor) and x.is_floating_point())
@@ -148,7 +148,7 @@ def _calls_and_logits(model: nn.Module, inputs: dict[str, Tensor]) -> tuple[list
 
 
 def all_tokens(model: nn.Module) -> None:
-    """Let a model compute all tokens again, for whoever reads the others after all; a whole model stays as it is."""
+    """Let a model compute all tokens again, if a method reads them; a whole model stays as it is."""
     for module in model.modules():
         hook_lists: tuple[dict[int, Any], ...] = (module._forward_pre_hooks, module._forward_hooks)
         for hooks in hook_lists:
@@ -169,7 +169,7 @@ def _show_first_query(module: Any, args: tuple[Any, ...]) -> Any:
 
 
 def _repeat_first(module: Any, args: tuple[Any, ...], query: Tensor) -> Tensor:
-    """[B, 1, D] to [B, T, D], a view: attention is called as ever, and its other rows are dropped after it."""
+    """[B, 1, D] to [B, T, D], a view: attention gets its usual shapes, and its other rows are dropped afterwards."""
     return query.expand(-1, module._all_tokens, -1)
 
 

@@ -36,7 +36,7 @@ _SAME_RESULT = ("checkpoint_minutes", "device", "data_on_device")
 class TrainingDiverged(FairheadError):
     """The loss became NaN or infinite; the model is back at its last good weights."""
 
-    task: Any = None  # what it was trained on, where whoever trains says so
+    task: Any = None  # what it was trained on, if the caller sets it
 
     def __init__(self, message: str, model: nn.Module | None = None) -> None:
         """`model` is the model with those weights; None where nothing good was trained."""
@@ -285,9 +285,9 @@ def agreed(found: T) -> T:
 
 @contextmanager
 def written_by_first(out: Path) -> Iterator[bool]:
-    """Whether this process is the one that writes to the folder of a run, which no other run may do meanwhile.
+    """Whether this process writes to the folder of a run; no other run may write there at the same time.
 
-    All processes leave together, so that whoever follows finds what the first one wrote.
+    All processes leave together, so the next step finds what the first one wrote.
     """
     processes = joined()
     writes = processes.is_main_process

@@ -71,7 +71,7 @@ def find_gpu(device: str = "cuda") -> "Gpu | None":
 
     # By its unique name: torch counts only the GPUs it may see, NVML all of them.
     uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
-    with suppress(Exception):  # whatever a missing driver, package or permission raises
+    with suppress(Exception):  # any error of a missing driver, package or permission
         return Gpu(uuid)
     return None
 
@@ -107,7 +107,7 @@ class Gpu:
         return _scaled(self._ask(self._nvml.nvmlDeviceGetEnforcedPowerLimit), 1e-3)
 
     def close(self) -> None:
-        """Let go of NVML."""
+        """Close NVML."""
         self._nvml.nvmlShutdown()
 
     def _ask(self, question: Callable[[Any], Any]) -> Any:
@@ -212,7 +212,7 @@ class Energy:
         self._last: tuple[float, Sample] | None = None
         self._looked: float | None = None  # until when busy seconds have been added up
         self._latest_busy: tuple[float, float, int] | None = None
-        self._totals: dict[str, float] = {}  # sums and peaks; what no sample has told is not in it
+        self._totals: dict[str, float] = {}  # sums and peaks; a figure that no sample had is missing
         self._samples, self._sharers = 0, 1
 
     def add(self, now: float, sample: Sample, sharers: int) -> None:

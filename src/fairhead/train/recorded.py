@@ -320,7 +320,7 @@ def patches(convolution: nn.Conv2d, pictures: Tensor) -> Tensor:
 
 
 def _forward_is_its_own(module: nn.Module) -> bool:
-    """Whether nobody has given this one module another."""
+    """Whether the module has the forward of its class."""
     return "forward" not in vars(module)
 
 

@@ -181,7 +181,7 @@ class TADeT(Reference):
 
 
 class _Adversary(nn.Module):
-    """Guesses the group from what goes into the head, and hands on the first token's queries."""
+    """Guesses the group from the input of the head, and passes the first token's queries on."""
 
     queries: Reading
 

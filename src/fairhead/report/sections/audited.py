@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 # Columns that a page holds: of drawings, and of a heat map.
 _FOREST_COLUMNS, _HEAT_COLUMNS = 5, 12
 _PALE = 0.1  # no colour is strong for a difference as small as this
-_MOST_LINES = 6  # that can be told apart in one drawing
+_MOST_LINES = 6  # more could not be distinguished in one drawing
 
 
 @dataclass(frozen=True, kw_only=True)
