@@ -4,7 +4,7 @@ The data are scikit-learn's handwritten digits, with a background shade that fol
 odd or even. In 93 % of the training pictures the background is light where the digit is odd and dark where it is even,
 so the shade is a shortcut. Validation digits have either shade, as where the model is used. In the test set every digit
 appears once in each shade: the shade says nothing about the label there, and the two versions of a digit differ in
-nothing else. The verdict is words that follow from the intervals alone.
+nothing else. The verdict joins what the verbs say of their own results.
 """
 
 import hashlib
@@ -23,18 +23,14 @@ from PIL import Image
 
 import fairhead
 from fairhead import __version__
-from fairhead.audit import Comparison, Difference
 from fairhead.bench.one_run import Mitigated
 from fairhead.data import Dataset
 from fairhead.discover.discovered import Discovered
 from fairhead.locate.answer import LocatedHeads
 from fairhead.mitigate import method
-from fairhead.report import Report, Sentence, write
+from fairhead.report import Report, write
 from fairhead.report.sections.audited import Audited
-from fairhead.report.sections.changes import Compared
-from fairhead.report.sections.plain import PlainTable, PlainTables, Text
-from fairhead.report.wording import number, signed
-from fairhead.stats import p_text
+from fairhead.report.sections.plain import Text
 from fairhead.store import made_folder
 
 CLASSES = ("even", "odd")
@@ -54,8 +50,7 @@ _WHAT_WAS_DONE = (
     "start from the same weights and train for the same number of epochs. Neither training nor selection sees the "
     "background as a column; it is used only to audit the test pictures and to locate the heads."
 )
-# An interval that begins below this shows a gap, but does not show that it is a large one.
-_SMALL_GAP = 0.02
+_SIDES = "A is the model after plain training, B the one that auto selected; both are tested on the same pictures."
 
 
 def shaded_digits(
@@ -128,7 +123,7 @@ class DemoPlan:
 
 @dataclass(frozen=True)
 class Demo:
-    """What the demo found: where the report is, and its verdict, one sentence a line."""
+    """What the demo found: where the report is, which models are compared, and the verdict, one sentence a line."""
 
     report: Path
     verdict: tuple[str, ...]
@@ -181,9 +176,6 @@ def run_demo(
             discovered = fairhead.discover(digits, encoder, model=plain, out=out / "discovered", **everywhere)
             tell("discover", 1, 1, f"{len(discovered.clusters)} clusters")
         auto = train(method("auto", encoder=f"path:{encoder}"), "auto", "training by auto")
-        with _timed(seconds, "compare"):
-            answers = [fairhead.predict(model, digits, device="cpu") for model in (plain, out / "auto" / "model")]
-            comparison = fairhead.compare(*answers, n_boot=plan.n_boot, seed=plan.seed)
         with _timed(seconds, "locate"):
             located = fairhead.locate(
                 plain,
@@ -199,9 +191,9 @@ def run_demo(
                 **everywhere,
             )
     made = {**({} if command is None else {"command": command}), "seed": plan.seed, "seconds": seconds}
-    report = _report(plan, digits, discovered, auto, comparison, located, made)
+    report = _report(plan, digits, discovered, auto, located, made)
     write(report, out / "report.html")
-    return Demo(out / "report.html", tuple(sentence.text for sentence in report.verdict))
+    return Demo(out / "report.html", (_SIDES, *(sentence.text for sentence in report.verdict)))
 
 
 @contextmanager
@@ -226,50 +218,29 @@ def _report(
     plan: DemoPlan,
     digits: Dataset,
     discovered: Discovered,  # clusters of all pictures, and the gap of the plain model between them
-    auto: Mitigated,  # the run that tried and chose
-    comparison: Comparison,  # plain training (a) against what auto kept (b) on the test set, by the shade
+    auto: Mitigated,  # the run that tried and chose, compared with plain training on the test pictures
     located: LocatedHeads,  # heads of the plain model that carry the shade
     made: Mapping[str, Any],  # how all that was made
 ) -> Report:
-    """The page: the answer, then how it came about; what is said on gaps is decided by an interval and a p-value."""
-    notes = auto.row["notes"]
-    kept = f"auto ({notes['kept']})"
-    change = {one.metric: one for one in comparison.differences}
-    tone, text = _trade("The model that auto selected", change["EOd"], change["accuracy"])
-    found, heads = discovered.page(), located.page(images=False)
+    """One page of what each verb reports about its own result."""
+    assert auto.comparison is not None  # `auto` is always compared with plain training
+    found, ran, heads = discovered.page(), auto.page(), located.page(images=False)
     pictures = b"".join(np.asarray(picture).tobytes() for picture in digits.examples("test").inputs)
     return Report(
         title="fairhead demo: digits whose background follows the label",
         question=(
             f"A small vision transformer learns to tell odd from even digits. In {100 * plan.bias:g} % of its training "
             "pictures the background is light for odd and dark for even digits. Can fairhead discover this without "
-            "group labels, how much can it reduce the gap without them, and which attention heads contribute to it?"
+            "group labels, how much can it reduce the gap without them, and which attention heads contribute to it? "
+            f"{_SIDES}"
         ),
-        verdict=[
-            *([Sentence(text, tone)] if notes["kept"] != "plain" else []),
-            _plain_line(comparison),
-            _choice_line(notes),
-            *found.verdict,
-            *heads.verdict,
-            Sentence(
-                "Each model was trained once. The intervals cover the sampling of test digits, not the variation "
-                "between training runs: other seeds can give other results (--seed).",
-                "note",
-            ),
-        ],
+        # What was found before how: a page shows the first three sentences.
+        verdict=sorted([*ran.verdict, *found.verdict, *heads.verdict], key=lambda sentence: sentence.tone == "note"),
         sections=[
             Text(title="Method", text=_WHAT_WAS_DONE.format(bias=100 * plan.bias, **digits.sizes)),
             *found.sections[:2],
-            _tried(notes),
-            Audited(title="Plain training", name="plain training", audit=comparison.a),
-            Audited(title="The model that auto selected", name=kept, audit=comparison.b),
-            Compared(
-                title="The selected model against plain training",
-                text="Both models predict the same pictures: differences are paired, and whole digits are resampled.",
-                a_name="plain training",
-                b_name=kept,
-                comparison=comparison,
-            ),
+            *(section for section in ran.sections if section.kind != "text"),  # the costs of the run have no place here
+            Audited(title="Audit of plain training", name="plain training", audit=auto.comparison.a),
             *heads.sections,
         ],
         provenance={
@@ -283,85 +254,3 @@ def _report(
             "test set sha256": hashlib.sha256(pictures).hexdigest(),
         },
     )
-
-
-def _choice_line(notes: Mapping[str, Any]) -> Sentence:
-    """What auto kept, and what it looked at: clusters and labels of validation pictures, never the shade."""
-    tried = {one["name"]: one for one in notes.get("tried", ())}
-    if not tried:
-        return Sentence(f"auto had only {notes['kept']} training to choose from.", "note")
-    names = ", ".join(tried)
-    if notes["kept"] == "plain":
-        return Sentence(f"auto tried {names} and selected plain training: no other candidate was better.", "unclear")
-    plain, kept = tried["plain"], tried[notes["kept"]]
-    less = f"{_points(abs(kept['cost']))} points {'lower' if kept['cost'] > 0 else 'higher'}"
-    return Sentence(
-        f"auto tried {names} and selected {notes['kept']}: on validation pictures, its accuracy has a spread between "
-        f"clusters of {_points(kept['spread'])} points ({_points(plain['spread'])} with plain training), and its "
-        f"accuracy is {less} (at most {notes['price']:g} points lower are allowed).",
-        "note",
-    )
-
-
-def _plain_line(comparison: Comparison) -> Sentence:
-    gap, accuracy = comparison.a["EOd"], comparison.a["accuracy"]
-    if gap.value is None or gap.low is None or gap.high is None or accuracy.value is None:
-        return Sentence(f"Plain training: the gap is undefined, because {gap.undefined}.", "unclear")
-    text = (
-        f"Plain training: error rates differ between light and dark backgrounds by {_points(gap.value)} points (EOd, "
-        f"95 % interval {_points(gap.low)} to {_points(gap.high)}), at {_points(accuracy.value)} % accuracy."
-    )
-    if gap.low <= 0:
-        return Sentence(f"{text} A gap of 0 is within the interval.", "unclear")
-    if gap.low < _SMALL_GAP:
-        return Sentence(f"{text} There is a gap; it may be smaller than {_points(_SMALL_GAP)} points.", "note")
-    return Sentence(text, "bad")
-
-
-def _trade(what: str, gap: Difference, accuracy: Difference) -> tuple[str, str]:
-    """A change of EOd and what it costs: a gap that shrinks at the price of accuracy is noted, not praised."""
-    tone, text = _in_words(gap, what, "EOd")
-    accuracy_tone, about_accuracy = _in_words(accuracy, "It", "accuracy")
-    if tone == "good" and accuracy_tone == "bad":
-        tone = "note"
-    return tone, f"{text} {about_accuracy}"
-
-
-def _in_words(change: Difference, what: str, metric: str) -> tuple[str, str]:
-    """A tone and a sentence about a paired difference; better is lower for gaps and higher for accuracy."""
-    if change.value is None or change.low is None or change.high is None:
-        return "unclear", f"{what}: the change of {metric} is undefined, because {change.undefined}."
-    interval = f"95 % interval {_points(change.low, sign=True)} to {_points(change.high, sign=True)}"
-    if change.p_adjusted is not None:
-        interval += f", corrected {p_text(change.p_adjusted)}"
-    if not change.significant:
-        moved = f"{what} changes {metric} by {_points(change.value, sign=True)} points ({interval})"
-        return "unclear", f"{moved}: not significant."
-    lowers = change.high < 0
-    better = lowers == (change.ideal == 0)
-    verb = ("reduces" if better else "lowers") if lowers else "raises"
-    return ("good" if better else "bad", f"{what} {verb} {metric} by {_points(abs(change.value))} points ({interval}).")
-
-
-def _tried(notes: Mapping[str, Any]) -> PlainTables:
-    keys = ("accuracy", "spread", "cost", "cost_se", "gain", "gain_se")
-    rows = [[one["name"], *(_points(one[key]) for key in keys)] for one in notes.get("tried", ())]
-    se = "Its standard error"
-    columns = ["Training", "Accuracy, %", "Spread between clusters", "Cost", se, "Gain", se]
-    match = notes.get("match")
-    about = (
-        "On validation pictures, in points. Of the candidates within the price whose gain over plain training exceeds "
-        "one standard error, the one with the smallest sum of spread and cost is selected."
-    )
-    if match is not None and not match["differ"]:
-        about += (
-            " Matching was left out, because training and validation pictures do not differ significantly "
-            f"({p_text(match['p'])})."
-        )
-    return PlainTables(
-        title="What auto tried", text=about, tables=[PlainTable(caption="Candidates", columns=columns, rows=rows)]
-    )
-
-
-def _points(fraction: float | None, sign: bool = False) -> str:
-    return "undefined" if fraction is None else (signed if sign else number)(100 * fraction, 1)
