@@ -1,7 +1,6 @@
 """`fairhead audit`: from a file of predictions to gaps with intervals."""
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 import typer
 
 from fairhead import __version__
-from fairhead.cli.common import check_output, command_line, write_json
+from fairhead.cli.common import Output, command_line, write_json
 from fairhead.cli.options import options
 from fairhead.errors import InputError
 from fairhead.settings import Count, Level, NotNegative, Option, Replicates, Seed
@@ -213,33 +212,18 @@ class Comparing:
 
 
 @dataclass(frozen=True)
-class Output:
+class Forms(Output):
     """What is written.
 
     Attributes:
-        json: write JSON; - prints only JSON.
-        html: write a self-contained report, and its JSON beside it.
         ll144: write the tables of New York City's Local Law 144 (--intersections of sex and race) to an .html file.
         eu_ai_act: write a fact sheet with the headings of the EU AI Act's Article 10 and Annex IV to an .html file.
         rate: a rate of groups to show, such as FPR or FNR; repeat it for several (the JSON has all rates).
     """
 
-    panel: ClassVar[str] = "Output"
-    json: Annotated[str | None, Option(metavar="FILE")] = None
-    html: Annotated[str | None, Option(metavar="FILE")] = None
     ll144: Annotated[str | None, Option(metavar="FILE")] = None
     eu_ai_act: Annotated[str | None, Option(metavar="FILE")] = None
     rate: Annotated[tuple[str, ...], Option(metavar="NAME")] = ()
-
-    def check(self, *read: str | None) -> None:
-        """Refuse what cannot be written, or would be written over a file that is read, before anything is computed."""
-        pages = [Path(page) for page in (self.html, self.ll144, self.eu_ai_act) if page is not None]
-        written = [*pages, *(page.with_suffix(".json") for page in pages), *map(Path, filter(None, [self.json]))]
-        for path in written:
-            check_output(str(path), *read)
-        twice = [name for name, times in Counter(path.absolute() for path in written).items() if times > 1]
-        if twice:
-            raise InputError(f"{twice[0].name} would be written twice (a page has a .json too); give another name")
 
 
 @options("audit")
@@ -254,7 +238,7 @@ def audit_command(
     columns: Columns,
     statistics: Statistics,
     comparing: Comparing,
-    output: Output,
+    output: Forms,
 ) -> None:
     """Measure gaps between groups, with intervals, from labels and predictions in a file. Needs no model, no torch."""
     other_file, other_column = comparing.compare, comparing.compare_prediction
@@ -273,7 +257,7 @@ def audit_command(
     if other_column is not None and (columns.target is not None or len(columns.label) > 1):
         raise InputError("--compare-prediction needs one --label; put the other predictions in a file for --compare")
     _check_parts(columns, other_column)
-    output.check(path, other_file, columns.groups_from)
+    output.check(path, other_file, columns.groups_from, pages=(output.ll144, output.eu_ai_act))
     from rich.markup import escape
 
     from fairhead.audit import audit, compare, drift

@@ -2,7 +2,8 @@
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -103,6 +104,33 @@ class Statistics:
         from fairhead.stats.bootstrap import Resampling
 
         return Resampling(self.n_boot or n_boot, self.seed, self.level)
+
+
+@dataclass(frozen=True)
+class Output:
+    """What is written.
+
+    Attributes:
+        json: write JSON; - prints only JSON.
+        html: write a self-contained report, and its JSON beside it.
+    """
+
+    panel: ClassVar[str] = "Output"
+    json: Annotated[str | None, Option(metavar="FILE")] = None
+    html: Annotated[str | None, Option(metavar="FILE")] = None
+
+    def check(self, *read: str | None, pages: Iterable[str | None] = ()) -> None:
+        """Refuse, before the work, a file that cannot be written, is `read`, or would be written twice."""
+        every = [Path(page) for page in (self.html, *pages) if page is not None]
+        written = [*every, *(page.with_suffix(".json") for page in every), *map(Path, filter(None, [self.json]))]
+        for path in written:
+            check_output(str(path), *read)
+        for page in every:
+            if page.suffix.lower() != ".html":
+                raise InputError(f"{page} would be a page; give a path that ends in .html")
+        twice = [name for name, times in Counter(path.absolute() for path in written).items() if times > 1]
+        if twice:
+            raise InputError(f"{twice[0].name} would be written twice (a page has a .json too); give another name")
 
 
 def check_output(path: str | None, *read: str | None) -> None:

@@ -10,16 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from fairhead.cli import lm_compare
-from fairhead.cli.common import (
-    SentenceColumns,
-    Statistics,
-    check_output,
-    command_line,
-    is_first,
-    need,
-    progress,
-    write_json,
-)
+from fairhead.cli.common import Output, SentenceColumns, Statistics, command_line, is_first, need, progress, write_json
 from fairhead.cli.options import attribute_texts, options, single_command
 from fairhead.errors import InputError
 from fairhead.language.answers import Progress, Sampling, read_generations
@@ -121,26 +112,14 @@ class Written(Source):
 
 
 @dataclass(frozen=True)
-class Output:
+class Answers(Output):
     """What is written.
 
     Attributes:
-        json: write JSON; - prints only JSON.
         out: folder for the answers, the table of items and the figures.
-        html: write a report, and its JSON beside it.
     """
 
-    panel: ClassVar[str] = "Output"
-    json: Annotated[str | None, Option(metavar="FILE")] = None
     out: Annotated[Path | None, Option(metavar="DIR")] = None
-    html: Annotated[Path | None, Option(metavar="FILE")] = None
-
-    def check(self) -> None:
-        """Refuse what cannot be written before anything is computed."""
-        for path in (self.json, None if self.html is None else str(self.html)):
-            check_output(path)
-        if self.html is not None and self.json is not None and Path(self.json) == self.html.with_suffix(".json"):
-            raise InputError(f"the report writes its own JSON to --json {self.json}: choose another name")
 
 
 class _Benchmarks(TyperGroup):
@@ -183,7 +162,7 @@ def _command(benchmark: "Benchmark") -> Callable[..., None]:
     takes["computing"] = Computing
     if benchmark.prompts:
         takes |= {"source": Written, "sampling": Sampling}
-    takes |= {"statistics": Statistics, "output": Output}
+    takes |= {"statistics": Statistics, "output": Answers}
     left_out = []
     if benchmark.prompts or benchmark.section == "Attention":
         left_out += ["batch_tokens", "convention"]
@@ -204,7 +183,7 @@ def _run(
     own: Any,
     computing: Computing,
     statistics: Statistics,
-    output: Output,
+    output: Answers,
     columns: SentenceColumns | None = None,
     sampling: Sampling | None = None,
 ) -> None:
@@ -259,7 +238,7 @@ def _run(
         result.show()
 
 
-def _check_written(source: Written, output: Output) -> None:
+def _check_written(source: Written, output: Answers) -> None:
     if source.score_only is not None and (source.generate_only or source.model is not None):
         raise InputError("--score-only uses stored generations: leave out --model and --generate-only")
     if source.score_only is None and source.model is None:

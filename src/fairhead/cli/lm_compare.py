@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 
 import typer
 
-from fairhead.cli.common import Statistics, check_output, command_line, write_json
+from fairhead.cli.common import Output, Statistics, check_output, command_line, write_json
 from fairhead.cli.options import options
 from fairhead.errors import InputError
 from fairhead.settings import Option, Replicates
@@ -61,21 +61,16 @@ class Logs:
 
 
 @dataclass(frozen=True)
-class Pages:
+class Pages(Output):
     """What is written.
 
     Attributes:
         names: names of the runs, separated by commas.
-        html: write a report, and its JSON beside it.
-        json: write JSON; - prints only JSON.
         markdown: write Markdown. In an existing file, only the text between the lines
             `<!-- figures: begin -->` and `<!-- figures: end -->` is replaced.
     """
 
-    panel: ClassVar[str] = "Output"
     names: Annotated[str | None, Option(metavar="NAMES")] = None
-    html: Annotated[str | None, Option(metavar="FILE")] = None
-    json: Annotated[str | None, Option(metavar="FILE")] = None
     markdown: Annotated[Path | None, Option(metavar="FILE")] = None
 
 
@@ -95,12 +90,8 @@ def compare_command(
 ) -> None:
     """Compare a model before and after a change: stereotypes, spill-over, language, attention. Needs no torch."""
     html, json_path, markdown = pages.html, pages.json, pages.markdown
-    for path in (html, json_path, None if markdown is None else str(markdown)):
-        check_output(path)
-    if html is not None and not html.lower().endswith(".html"):
-        raise InputError(f"--html is {html}; expected a path that ends in .html")
-    if html is not None and json_path is not None and Path(html).with_suffix(".json") == Path(json_path):
-        raise InputError(f"--html writes the report's own JSON to {json_path}; choose another name for --json")
+    pages.check()
+    check_output(None if markdown is None else str(markdown))
     around = ("", "") if markdown is None else _page_around(markdown)
     from fairhead.language.before_after import compare_suites
     from fairhead.language.before_after_report import markdown_of

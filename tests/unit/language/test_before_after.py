@@ -199,7 +199,7 @@ def test_the_command_writes_page_json_and_markdown(folders, tmp_path, capsys):
         (["{0}", "nowhere"], "nowhere has no run that can be compared"),
         (["{0}", "{1}", "--names", "a"], "a unique name for each"),
         (["{0}", "{1}", "--html", "page.txt"], "ends in .html"),
-        (["{0}", "{1}", "--html", "page.html", "--json", "page.json"], "choose another name for --json"),
+        (["{0}", "{1}", "--html", "page.html", "--json", "page.json"], "page.json would be written twice"),
         (["{0}", "{1}", "--n-perm", "0"], "--n-perm is 0"),
         (["{0}", "{1}", "--markdown", "{0}/suite.json"], "has no place for figures"),
     ],
