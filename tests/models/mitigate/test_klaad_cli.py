@@ -133,7 +133,7 @@ def test_a_diverged_run_keeps_its_last_good_weights(model, data, tmp_path, capsy
     monkeypatch.setattr("fairhead.train.tuning._KEEP_EVERY", 3)
     rate = ("--schedule", "constant", "--epochs", "20", "--lr")
     # A rate that grows until training breaks.
-    monkeypatch.setattr("fairhead.train.plan.Plan.rate", lambda plan, step, steps: 1.0 if step < 7 else 1e12)
+    monkeypatch.setattr("fairhead.train.Plan.rate", lambda plan, step, steps: 1.0 if step < 7 else 1e12)
     told = failure(capsys, model, data, tmp_path / "out", *rate, "1e-3")
     kept = tmp_path / "out" / "last-good"
     assert "the model is back at its weights after step 6. Lower the learning rate" in told
@@ -203,7 +203,10 @@ def test_attention_gap_from_the_command_line(model, data, tmp_path, capsys):
     for options, message in (
         (("--data", "dev.json"), "dev.json: there is no such file"),
         (("--data", f"crows:{data}", "--layer", "5"), "layer 5 does not exist"),
-        (("--data", f"crows:{data}", "--json", str(tmp_path / "gap.json"), "--html", str(page)), "choose another name"),
+        (
+            ("--data", f"crows:{data}", "--json", str(tmp_path / "gap.json"), "--html", str(page)),
+            "gap.json would be written twice",
+        ),
     ):
         with pytest.raises(SystemExit):
             main([*base, *options])
