@@ -25,11 +25,10 @@ from transformers import ViTConfig, ViTForImageClassification
 
 from fairhead.mitigate import DAM, attach
 from fairhead.mitigate.dam import most_attended, supervised_contrastive
-from fairhead.train import Examples
 from fairhead.train.features import frozen_features
 from fairhead.train.last_encoder import last_encoder
 from fairhead.train.recorded import CompiledLayers, Recorded, recorder_for
-from fairhead.train.step import Batch, Batches, ClassifierLoss, Step, optimizer_of
+from fairhead.train.step import Batch, Batches, ClassifierLoss, Examples, Step, optimizer_of
 from machine import interleaved_medians, machine
 
 # DAM's own size (8 layers, 17 tokens), and a common pretrained one.

@@ -34,9 +34,10 @@ from fairhead.data import Dataset
 from fairhead.discover.clustering import group as group_by_features
 from fairhead.mitigate import method, run
 from fairhead.models.attached import FEATURES, LinearHead
-from fairhead.train import Examples, TrainingPlan
+from fairhead.train import TrainingPlan
 from fairhead.train.fitting import solve
 from fairhead.train.kmeans import find_clusters, independent_weights, kmeans, unit
+from fairhead.train.step import Examples
 from machine import interleaved_medians, machine
 
 ROWS, WIDTH, AGREEMENT = 8000, 512, 0.85

@@ -350,7 +350,7 @@ def _change_language(
     from fairhead.mitigate.language_trainer import LanguageRun, mitigate_language, plan_of
     from fairhead.mitigate.registry import method_named, named_settings
     from fairhead.mitigate.triplets import TripletData
-    from fairhead.train.plan import LanguagePlan
+    from fairhead.train import LanguagePlan
 
     name, settings = named_settings(method)
     kind = method_named(name).load()

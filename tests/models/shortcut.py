@@ -7,7 +7,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers.modeling_outputs import SequenceClassifierOutput
 
-from fairhead.train import Examples, TrainingPlan, predict
+from fairhead.train import TrainingPlan
+from fairhead.train.fitting import predict
+from fairhead.train.step import Examples
 
 PLAN = TrainingPlan(epochs=12, batch_size=64, learning_rate=1e-2, weight_decay=0.0)
 

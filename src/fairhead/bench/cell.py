@@ -37,11 +37,13 @@ from fairhead.mitigate.two_stages import features_of, find_head
 from fairhead.models.attached import FEATURES, LinearHead, check_finite
 from fairhead.models.fresh import Recipe, is_fresh, is_ready
 from fairhead.records import Records
-from fairhead.train import Epoch, Examples, TrainingDiverged, TrainingPlan, predict
+from fairhead.train import TrainingPlan
 from fairhead.train.features import frozen_features, kept_features
-from fairhead.train.fitting import score_of
+from fairhead.train.fitting import Epoch, predict, score_of
 from fairhead.train.last_encoder import last_encoder
+from fairhead.train.loop import TrainingDiverged
 from fairhead.train.meters import Meter
+from fairhead.train.step import Examples
 
 ROW_SCHEMA = "fairhead.bench/1"
 # To be raised when the same settings come to give other results: a method mended, another preprocessing.

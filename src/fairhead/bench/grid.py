@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 from fairhead.errors import InputError
 from fairhead.mitigate.registry import LADDER, method_named, names
 from fairhead.settings import Count, Option, Replicates, Seed
-from fairhead.train.plan import LanguagePlan, TrainingPlan
+from fairhead.train import LanguagePlan, TrainingPlan
 
 # What a grid may set of a plan; the seed is an axis of the grid, and the device an option of the command.
 _NOT_OF_PLAN = ("seed", "device", "checkpoint_minutes")

@@ -41,7 +41,7 @@ from fairhead.errors import InputError, check_known, did_you_mean
 from fairhead.mitigate.registry import method_named
 from fairhead.settings import check_settings
 from fairhead.store import yaml_value
-from fairhead.train.plan import LanguagePlan, TrainingPlan
+from fairhead.train import LanguagePlan, TrainingPlan
 
 _NAME = re.compile(r"[\w+=-][\w.+= -]*")
 

@@ -32,9 +32,9 @@ from fairhead.report.sections.audited import Audited
 from fairhead.report.sections.changes import Compared
 from fairhead.report.sections.plain import Text
 from fairhead.store import reading, whole_folder, write_json
-from fairhead.train import Examples, TrainingDiverged
 from fairhead.train.last_encoder import put_back
-from fairhead.train.loop import written_by_first
+from fairhead.train.loop import TrainingDiverged, written_by_first
+from fairhead.train.step import Examples
 
 
 @dataclass(frozen=True)

@@ -28,9 +28,9 @@ from fairhead.models.fresh import Recipe, is_fresh, is_ready
 from fairhead.models.inputs import text_length, tokens_of
 from fairhead.models.places import config_of, tokenizer_of, unseen
 from fairhead.records import Records
-from fairhead.train import Examples
 from fairhead.train.features import decoded_pictures, encode
 from fairhead.train.fitting import ready_features
+from fairhead.train.step import Examples
 
 Progress = Callable[[int, int], None]
 Inputs = Callable[[Published], dict[str, Tensor]]

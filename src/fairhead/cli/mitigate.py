@@ -19,7 +19,7 @@ from fairhead.mitigate.registry import MethodEntry, listed, method_named, names
 from fairhead.report import terminal
 from fairhead.settings import Option
 from fairhead.store import write_json
-from fairhead.train.plan import TrainingPlan
+from fairhead.train import TrainingPlan
 
 if TYPE_CHECKING:
     from fairhead.mitigate.language_trainer import LanguageRun

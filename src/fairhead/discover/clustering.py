@@ -27,9 +27,9 @@ from fairhead.models.load import device_named, open_model
 from fairhead.models.places import tokenizer_of
 from fairhead.records import Column
 from fairhead.store import read_arrays, reading
-from fairhead.train import Examples
 from fairhead.train.features import decoded_pictures, encode
 from fairhead.train.kmeans import COUNTS, adjusted_rand, find_clusters, kmeans, stabilities, unit
+from fairhead.train.step import Examples
 
 # Called with (stage, done, all).
 Tell = Callable[[str, int, int], None]

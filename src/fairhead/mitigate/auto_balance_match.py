@@ -29,11 +29,10 @@ from fairhead.mitigate.training_job import ADDED_LATER, Job, cell_numbers
 from fairhead.mitigate.two_stages import features_of, find_head
 from fairhead.models.attached import FEATURES, LinearHead, check_features
 from fairhead.settings import LogUniform, NotNegative, Positive, Prior, Range
-from fairhead.train import Examples, Fit, Selection
-from fairhead.train.fitting import AVERAGE, answers, ready_features, solve
+from fairhead.train.fitting import AVERAGE, Fit, Selection, answers, ready_features, solve
 from fairhead.train.kmeans import Clusters, find_clusters, independent_weights, unit, unit_numbers
 from fairhead.train.loop import agreed
-from fairhead.train.step import class_names
+from fairhead.train.step import Examples, class_names
 
 Candidate = Literal["plain", "balance", "logits", "dro", "match", "both"]
 # Methods that train once, on rows as they are drawn.

@@ -27,8 +27,7 @@ from fairhead.report import Sentence
 from fairhead.report.sections import Section
 from fairhead.report.sections.plain import PlainTable, PlainTables
 from fairhead.stats import p_text
-from fairhead.train import Selection
-from fairhead.train.fitting import worst_accuracy
+from fairhead.train.fitting import Selection, worst_accuracy
 
 Array = NDArray[np.float64]
 Codes = NDArray[np.int64]

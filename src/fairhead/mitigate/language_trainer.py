@@ -35,9 +35,8 @@ from fairhead.models.attached import refuse_method
 from fairhead.models.load import Model, device_named, weights_digest
 from fairhead.settings import check_config
 from fairhead.store import reading
-from fairhead.train import TrainingDiverged
-from fairhead.train.loop import comparable, first_difference, written_by_first
-from fairhead.train.plan import LanguagePlan
+from fairhead.train import LanguagePlan
+from fairhead.train.loop import TrainingDiverged, comparable, first_difference, written_by_first
 from fairhead.train.step import Parts, autocast, say_once, shuffled_batches
 from fairhead.train.tuning import OnStep, Tuned, checkpointed, gradient_norms, merged, only_heads, tune, with_lora
 

@@ -25,7 +25,7 @@ from fairhead.language.row_layout import Sentences, stack
 from fairhead.language.scorer import Scorer
 from fairhead.mitigate.triplets import SHARE, Prepared, TokenTriplet, encode_triplets, stack_triplets
 from fairhead.settings import NotNegative, Option, Positive, Share, check_config
-from fairhead.train.plan import LanguagePlan
+from fairhead.train import LanguagePlan
 from fairhead.train.step import Parts
 from fairhead.train.tuning import Look
 

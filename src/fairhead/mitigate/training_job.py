@@ -19,9 +19,10 @@ from torch.utils.data import Sampler, WeightedRandomSampler
 from fairhead.errors import InputError
 from fairhead.models.attached import LinearHead
 from fairhead.settings import check_config
-from fairhead.train import Epoch, Examples, Fit, Loss, Selection, TrainingPlan, fit, predict
-from fairhead.train.fitting import fit_linear
+from fairhead.train import TrainingPlan
+from fairhead.train.fitting import Epoch, Fit, Selection, fit, fit_linear, predict
 from fairhead.train.loop import gathered
+from fairhead.train.step import Examples, Loss
 
 # Metadata of a setting that came after results had been kept: those without it stay what they were, and are known by
 # the settings that they had. Its default must do what the method did before.
@@ -220,7 +221,8 @@ def run(
         >>> import torch
         >>> from transformers import ViTConfig, ViTForImageClassification
         >>> from fairhead.mitigate import method, run
-        >>> from fairhead.train import Examples, TrainingPlan
+        >>> from fairhead.train.step import Examples
+        >>> from fairhead.train import TrainingPlan
         >>> shape = dict(image_size=4, patch_size=2, num_channels=1, hidden_size=8, intermediate_size=8)
         >>> def build_model():
         ...     torch.manual_seed(0)

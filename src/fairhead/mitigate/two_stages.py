@@ -27,9 +27,9 @@ from fairhead.settings import (
     ShareOfEpochs,
     Uniform,
 )
-from fairhead.train import Examples, predict
-from fairhead.train.fitting import LAST_EPOCH, score_of
+from fairhead.train.fitting import LAST_EPOCH, predict, score_of
 from fairhead.train.kmeans import kmeans, silhouette
+from fairhead.train.step import Examples
 
 _LOOK_EVERY = 10  # steps between two looks at the validation set
 

@@ -22,8 +22,8 @@ from torch.utils.data import Sampler
 from fairhead.errors import InputError, did_you_mean
 from fairhead.models.attached import FEATURES, LinearHead
 from fairhead.models.load import raw_bytes
+from fairhead.train import TrainingPlan
 from fairhead.train.loop import Checkpoint, Loop, TrainingDiverged, joined
-from fairhead.train.plan import TrainingPlan
 from fairhead.train.recorded import CompiledLayers, Recorded, recorder_for
 from fairhead.train.step import (
     Batch,

@@ -23,7 +23,7 @@ from torch import distributed as dist
 
 from fairhead.errors import FairheadError, InputError
 from fairhead.store import locked, made_folder, whole_file
-from fairhead.train.plan import Plan
+from fairhead.train import Plan
 from fairhead.train.step import Batches, LengthBatches, set_rate
 
 T = TypeVar("T")

@@ -20,8 +20,8 @@ from transformers.pytorch_utils import Conv1D
 
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.heads.sites import Heads, Site, check_heads, find_sites, heads_named, read_head_map
+from fairhead.train import LanguagePlan
 from fairhead.train.loop import Checkpoint, Loop, TrainingDiverged, agreed, joined
-from fairhead.train.plan import LanguagePlan
 from fairhead.train.step import LengthBatches, Parts, Step, free_memory, optimizer_of
 
 E = TypeVar("E")

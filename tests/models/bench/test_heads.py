@@ -18,7 +18,7 @@ from fairhead.errors import InputError
 from fairhead.mitigate.two_stages import features_of, find_head
 from fairhead.models.attached import FEATURES, LinearHead
 from fairhead.models.fresh import Recipe
-from fairhead.train import Examples
+from fairhead.train.step import Examples
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,7 @@ from fairhead.models.fresh import Recipe
 from fairhead.models.inputs import normalising
 from fairhead.records import Records
 from fairhead.report.sections.changes import Compared
-from fairhead.train import predict
+from fairhead.train.fitting import predict
 
 TINY = {"width": 16, "mlp": 16, "image_size": 8, "patch_size": 4}
 MODEL = ["--model", "vit-2x2", *(part for k, v in TINY.items() for part in ("--model-option", f"{k}={v}"))]
@@ -233,7 +233,8 @@ def test_an_epoch_can_be_chosen_with_groups_and_is_flagged(faces, tmp_path):
 @pytest.mark.parametrize("method", ["dam", "lff"])  # lff: of two networks the one that predicts
 def test_the_last_good_epoch_of_a_run_that_diverged_is_kept(method, train, faces, tmp_path, monkeypatch):
     # A learning rate that grows out of hand after the first epoch: NaN at some later step.
-    from fairhead.train import TrainingDiverged, TrainingPlan
+    from fairhead.train import TrainingPlan
+    from fairhead.train.loop import TrainingDiverged
 
     rate = TrainingPlan.rate
     monkeypatch.setattr(TrainingPlan, "rate", lambda self, step, steps: rate(self, step, steps) if step < 4 else 1e38)

@@ -27,7 +27,7 @@ from fairhead.mitigate.sentence_losses import CDA, BiasUnlearn
 from fairhead.mitigate.triplets import TokenTriplet, stack_triplets
 from fairhead.mitigate.without_training import SelfDebias, directions, project_out
 from fairhead.models import attach, load, method_of, open_model, save
-from fairhead.train.plan import LanguagePlan
+from fairhead.train import LanguagePlan
 from fairhead.train.tuning import Look, tune
 
 TEXTS = ("the old nurse said that she was kind .", "he went home so she was late .", "she was careful with money .")

@@ -15,7 +15,7 @@ from fairhead.mitigate.auto_balance_match import Reduce
 from fairhead.mitigate.choosing import choice_verdict, choose, judge, share_of_groups, variance_between
 from fairhead.mitigate.row_weights import match_weights
 from fairhead.models.attached import FEATURES, LinearHead
-from fairhead.train import Examples, TrainingPlan
+from fairhead.train import TrainingPlan
 from fairhead.train.fitting import answers, solve
 from fairhead.train.kmeans import (
     Stability,
@@ -26,6 +26,7 @@ from fairhead.train.kmeans import (
     most_stable,
     stabilities,
 )
+from fairhead.train.step import Examples
 
 WIDTH = 12
 
@@ -505,8 +506,7 @@ def test_nothing_is_done_where_nothing_differs():
 def test_an_average_of_epochs_is_the_mean_of_their_weights():
     from shortcut import PLAN, build_model, shortcut
 
-    from fairhead.train import fit
-    from fairhead.train.fitting import AVERAGE
+    from fairhead.train.fitting import AVERAGE, fit
 
     task = shortcut(n=400)
     seen, model = [], build_model()

@@ -20,7 +20,7 @@ from fairhead.mitigate.klaad import KLAAD
 from fairhead.mitigate.language_trainer import LanguageTrainer, train_folder
 from fairhead.mitigate.sentence_losses import BiasUnlearn
 from fairhead.mitigate.triplets import TripletData
-from fairhead.train.plan import LanguagePlan
+from fairhead.train import LanguagePlan
 from fairhead.train.tuning import Look, checkpointed, tune
 
 NEUTRAL = [

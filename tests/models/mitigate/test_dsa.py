@@ -12,7 +12,9 @@ from fairhead.errors import InputError, UnsupportedModel
 from fairhead.mitigate import method, run
 from fairhead.mitigate.references import JobWithAttributes, run_with_attributes
 from fairhead.mitigate.references.dsa import attention_divergence, pasted, telling_patches, without_conflict
-from fairhead.train import Examples, TrainingPlan, predict
+from fairhead.train import TrainingPlan
+from fairhead.train.fitting import predict
+from fairhead.train.step import Examples
 
 PLAN = TrainingPlan(epochs=6, batch_size=64, learning_rate=3e-3, weight_decay=0.0, device="cpu")
 TELLING = 3  # the patch that shows the group

@@ -14,7 +14,7 @@ from fairhead.language.row_layout import Layout
 from fairhead.mitigate.klaad import KLAAD, NO_ROWS, attention_divergence, losses, pool, triplet_loss
 from fairhead.mitigate.language_trainer import LanguageTrainer
 from fairhead.mitigate.triplets import batch_of
-from fairhead.train.plan import LanguagePlan
+from fairhead.train import LanguagePlan
 
 FAMILY_NAMES = list(FAMILIES)
 

@@ -16,8 +16,8 @@ from fairhead.mitigate.balance_pairs import BalancePairs
 from fairhead.mitigate.klaad import KLAAD
 from fairhead.mitigate.language_trainer import LanguageTrainer
 from fairhead.mitigate.triplets import TripletData, encode_triplets
-from fairhead.train import TrainingDiverged
-from fairhead.train.plan import LanguagePlan
+from fairhead.train import LanguagePlan
+from fairhead.train.loop import TrainingDiverged
 from fairhead.train.step import say_once, shuffled_batches
 
 SPLIT = TripletSplit(ITEMS[:3], ITEMS[3:])

@@ -16,7 +16,9 @@ from fairhead.mitigate.auto_balance_match import Reduce
 from fairhead.mitigate.references import run_with_attributes
 from fairhead.mitigate.registry import names
 from fairhead.mitigate.two_stages import JTT
-from fairhead.train import Examples, TrainingPlan, predict
+from fairhead.train import TrainingPlan
+from fairhead.train.fitting import predict
+from fairhead.train.step import Examples
 
 QUICK = TrainingPlan(epochs=2, batch_size=16, learning_rate=1e-3)
 
@@ -81,7 +83,7 @@ def test_settings_are_frozen_dataclasses_that_can_be_changed(name):
 
 
 def test_plain_training_is_the_loop_itself():
-    from fairhead.train import fit
+    from fairhead.train.fitting import fit
 
     model = build_vit()
     done = fit(model, pictures()[0], pictures(36, seed=1)[0], QUICK)
@@ -313,7 +315,7 @@ def test_a_teacher_of_another_kind_can_be_given(task):
 def test_jtt_pays_for_the_rows_it_repeats(task):
     trained = run(method("jtt", upweight=10), build_model, task.train, task.validation, replace(PLAN, epochs=2))
     first = build_model()
-    from fairhead.train import fit
+    from fairhead.train.fitting import fit
 
     fit(first, task.train, task.validation, replace(PLAN, epochs=1))
     wrong = (predict(first, task.train).argmax(-1) != task.train.labels).sum().item()

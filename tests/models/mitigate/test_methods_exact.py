@@ -21,8 +21,8 @@ from fairhead.mitigate.auto_balance_match import worst_large_cell
 from fairhead.mitigate.references.group_losses import DFR, even_rows, fair_contrastive, query_gap, reversed_gradient
 from fairhead.mitigate.training_job import cell_numbers
 from fairhead.mitigate.two_stages import AFR, afr_weights, best_factors, clusters_by_class, features_of, find_head
-from fairhead.train import Examples
 from fairhead.train.kmeans import independent_weights, kmeans, nearest, silhouette
+from fairhead.train.step import Examples
 
 
 def some_rows(rows, width):

@@ -19,8 +19,9 @@ from fairhead.mitigate.hard_rows import FailureLoss, PairOutput, TwinLoss, _Adve
 from fairhead.mitigate.row_weights import label_offsets
 from fairhead.mitigate.training_job import Adjusted, GroupLoss, balanced
 from fairhead.mitigate.two_stages import _DistillationLoss, environments, scale_gradients
-from fairhead.train import Examples, TrainingPlan
+from fairhead.train import TrainingPlan
 from fairhead.train.kmeans import independent_weights
+from fairhead.train.step import Examples
 
 LOSSES = st.lists(st.floats(0, 10), min_size=2, max_size=8).map(lambda x: torch.tensor(x, dtype=torch.float64))
 

@@ -19,7 +19,7 @@ from fairhead.language.running import TrainingRecord
 from fairhead.mitigate.balance_pairs import BalancePairs
 from fairhead.mitigate.language_trainer import LanguageTrainer, scores_of, set_aside
 from fairhead.mitigate.triplets import TripletData
-from fairhead.train.plan import LanguagePlan
+from fairhead.train import LanguagePlan
 from fairhead.train.step import say_once
 
 WHO = ("nurse", "baker", "pilot", "poet", "people", "money", "stone", "home")

@@ -10,9 +10,10 @@ from transformers import BertConfig, BertForSequenceClassification, ViTConfig, V
 
 from fairhead.mitigate import DAM, attach
 from fairhead.mitigate.hard_rows import Pair
-from fairhead.train import Epoch, Examples, TrainingPlan, fit, recorded
+from fairhead.train import TrainingPlan, recorded
+from fairhead.train.fitting import Epoch, fit
 from fairhead.train.recorded import CompiledLayers, Recorded, patch_embeddings, patches, recorder_for, repeated_layers
-from fairhead.train.step import Batch, ClassifierLoss, Step, optimizer_of, say_once
+from fairhead.train.step import Batch, ClassifierLoss, Examples, Step, optimizer_of, say_once
 
 # The compiler looks at what it should not, and says so.
 pytestmark = [

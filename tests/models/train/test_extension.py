@@ -18,10 +18,10 @@ from fairhead.errors import InputError
 from fairhead.mitigate import DAM, attach, method, run
 from fairhead.mitigate.hard_rows import PairOutput, TwinLoss
 from fairhead.mitigate.references import run_with_attributes
-from fairhead.train import Examples, TrainingPlan, fit, predict
-from fairhead.train.fitting import LAST_EPOCH, worst_accuracy
+from fairhead.train import LanguagePlan, TrainingPlan
+from fairhead.train.fitting import LAST_EPOCH, fit, predict, worst_accuracy
 from fairhead.train.loop import gathered
-from fairhead.train.plan import LanguagePlan
+from fairhead.train.step import Examples
 from fairhead.train.tuning import Look, tune
 
 

@@ -16,9 +16,11 @@ from fairhead.errors import InputError, UnsupportedModel
 from fairhead.heads import find_sites
 from fairhead.mitigate import DAM, attach
 from fairhead.models.inputs import Pictures, normalising
-from fairhead.train import Examples, TrainingPlan, fit, predict
+from fairhead.train import TrainingPlan
 from fairhead.train.features import cached_array, encode, frozen_features, key_of, pooled
+from fairhead.train.fitting import fit, predict
 from fairhead.train.last_encoder import all_tokens, last_encoder, put_back
+from fairhead.train.step import Examples
 
 WIDTH = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 4}
 IMAGE = {"image_size": 8, "patch_size": 4}

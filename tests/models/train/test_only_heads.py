@@ -10,7 +10,7 @@ from fairhead.data.sentences import TripletSplit
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.mitigate.balance_pairs import BalancePairs
 from fairhead.mitigate.language_trainer import LanguageTrainer
-from fairhead.train.plan import LanguagePlan
+from fairhead.train import LanguagePlan
 from fairhead.train.tuning import random_heads, read_heads
 
 SIZE = 8  # of a head, four of which are 32 wide

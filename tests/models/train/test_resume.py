@@ -12,7 +12,9 @@ from fairhead.errors import InputError
 from fairhead.mitigate import method, run
 from fairhead.mitigate.references import run_with_attributes
 from fairhead.mitigate.registry import names
-from fairhead.train import Examples, TrainingPlan, fit
+from fairhead.train import TrainingPlan
+from fairhead.train.fitting import fit
+from fairhead.train.step import Examples
 
 PLAN = TrainingPlan(epochs=3, batch_size=12, learning_rate=3e-3, checkpoint_minutes=0, device="cpu")
 

@@ -16,9 +16,10 @@ import fairhead.train.fitting as fitting
 from fairhead.mitigate import method, run
 from fairhead.mitigate.references import run_with_attributes
 from fairhead.mitigate.registry import names
-from fairhead.train import Examples, TrainingPlan, fit
+from fairhead.train import TrainingPlan
+from fairhead.train.fitting import fit
 from fairhead.train.recorded import Recorded, _masks_as_when_recorded
-from fairhead.train.step import Batch, Batches, ClassifierLoss, Step, optimizer_of, say_once, set_rate
+from fairhead.train.step import Batch, Batches, ClassifierLoss, Examples, Step, optimizer_of, say_once, set_rate
 
 PLAN = TrainingPlan(epochs=4, batch_size=8, learning_rate=3e-3, device="cpu")
 

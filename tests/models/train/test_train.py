@@ -10,7 +10,10 @@ from transformers import ViTConfig, ViTForImageClassification
 from transformers.modeling_outputs import ImageClassifierOutput
 
 from fairhead.errors import InputError
-from fairhead.train import Examples, LanguagePlan, TrainingDiverged, TrainingPlan, fit, predict
+from fairhead.train import LanguagePlan, TrainingPlan
+from fairhead.train.fitting import fit, predict
+from fairhead.train.loop import TrainingDiverged
+from fairhead.train.step import Examples
 
 
 def tiny_vit(seed=0):

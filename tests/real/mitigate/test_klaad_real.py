@@ -12,7 +12,7 @@ from fairhead.mitigate.language_trainer import LanguageTrainer
 from fairhead.mitigate.triplets import TripletData, targets
 from fairhead.models import open_model
 from fairhead.stats.bootstrap import Resampling
-from fairhead.train.plan import LanguagePlan
+from fairhead.train import LanguagePlan
 
 
 def early(items, n):

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from fairhead.errors import InputError
 from fairhead.mitigate.training_job import Job, Method, Trained, cell_numbers, run_job
-from fairhead.train import Epoch, Examples, Selection, TrainingPlan
-from fairhead.train.fitting import worst_of_cells
+from fairhead.train import TrainingPlan
+from fairhead.train.fitting import Epoch, Selection, worst_of_cells
+from fairhead.train.step import Examples
 
 
 @dataclass(kw_only=True)

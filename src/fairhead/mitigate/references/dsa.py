@@ -18,7 +18,7 @@ from fairhead.mitigate.references import JobWithAttributes, Reference
 from fairhead.mitigate.training_job import row_losses
 from fairhead.mitigate.two_stages import find_head
 from fairhead.settings import Count, LogUniform, NotNegative, Prior, WholeNumber
-from fairhead.train import Examples
+from fairhead.train.step import Examples
 
 _TEMPERATURE = 3.0  # of the attention rows that are compared
 _ATTACK_RATE, _ATTACK_DECAY, _DECAY_EVERY = 0.22, 0.95, 10
