@@ -7,7 +7,7 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 
 from fairhead.cli.options import attribute_texts
-from fairhead.mitigate.registry import LADDER, METHODS, MethodEntry
+from fairhead.mitigate import LADDER, METHODS, MethodEntry
 
 DOCS = Path(__file__).parent
 # What runs are called on the pages about language models, where that is not the method's name.

@@ -317,7 +317,7 @@ def mitigate(
     """
     from fairhead.bench.grid import PLAN_FIELDS, RUN_PLAN, Method, RunSettings
     from fairhead.bench.one_run import mitigate as run
-    from fairhead.mitigate.registry import method_named, named_settings
+    from fairhead.mitigate import method_named, named_settings
     from fairhead.models.load import device_named, in_folder
 
     name, settings = named_settings(method)
@@ -347,8 +347,8 @@ def mitigate(
 def _change_language(
     model: Any, data: Any, method: Any, groups: Sequence[str], options: Mapping[str, Any], out: Any, **how: Any
 ) -> "MitigatedLanguage":
+    from fairhead.mitigate import method_named, named_settings
     from fairhead.mitigate.language_trainer import LanguageRun, mitigate_language, plan_of
-    from fairhead.mitigate.registry import method_named, named_settings
     from fairhead.mitigate.triplets import TripletData
     from fairhead.train import LanguagePlan
 

@@ -31,8 +31,7 @@ from fairhead.data import parse_spec
 from fairhead.data.files import content_of, files_below, stamp_of
 from fairhead.data.images import PREFIX
 from fairhead.errors import InputError
-from fairhead.mitigate import Trained, run
-from fairhead.mitigate.registry import method_named, names
+from fairhead.mitigate import Trained, method_named, names, run
 from fairhead.mitigate.two_stages import features_of, find_head
 from fairhead.models.attached import FEATURES, LinearHead, check_finite
 from fairhead.models.fresh import Recipe, is_fresh, is_ready

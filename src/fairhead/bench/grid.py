@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from fairhead.errors import InputError
-from fairhead.mitigate.registry import LADDER, method_named, names
+from fairhead.mitigate import LADDER, method_named, names
 from fairhead.settings import Count, Option, Replicates, Seed
 from fairhead.train import LanguagePlan, TrainingPlan
 

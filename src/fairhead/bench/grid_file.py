@@ -38,7 +38,7 @@ from typing import Any
 from fairhead.audit import METRICS as KNOWN
 from fairhead.bench.grid import PARTS, PLAN_FIELDS, Backbone, Data, Grid, Method, Search, expanded
 from fairhead.errors import InputError, check_known, did_you_mean
-from fairhead.mitigate.registry import method_named
+from fairhead.mitigate import method_named
 from fairhead.settings import check_settings
 from fairhead.store import yaml_value
 from fairhead.train import LanguagePlan, TrainingPlan

@@ -16,9 +16,8 @@ from fairhead.bench.cell import Tell, fingerprint, run_cell
 from fairhead.bench.grid import Cell, Method
 from fairhead.bench.runner import check
 from fairhead.bench.tasks import Task, recipe_of
-from fairhead.mitigate import Trained
+from fairhead.mitigate import Trained, method_named
 from fairhead.mitigate.choosing import NAMES, choice_section, choice_verdict
-from fairhead.mitigate.registry import method_named
 from fairhead.mitigate.two_stages import find_head, set_head
 from fairhead.models import attach, load, method_of, save
 from fairhead.models.attached import LinearHead

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fairhead.audit.seeds import SeedDifference, SeedFigure
-from fairhead.mitigate.registry import LADDER
+from fairhead.mitigate import LADDER
 from fairhead.report import Report, Sentence, render
 from fairhead.report.form import build_dataclass, plain
 from fairhead.report.sections import Section

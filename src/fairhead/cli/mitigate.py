@@ -15,7 +15,7 @@ from fairhead.bench.grid import RUN_PLAN, Method, RunSettings, plan_settings
 from fairhead.cli.common import DataColumns, SentenceColumns, command_line, is_first, need, progress
 from fairhead.cli.options import options, parameter_names, single_command
 from fairhead.errors import InputError
-from fairhead.mitigate.registry import MethodEntry, listed, method_named, names
+from fairhead.mitigate import MethodEntry, listed, method_named, names
 from fairhead.report import terminal
 from fairhead.settings import Option
 from fairhead.store import write_json

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fairhead.errors import InputError
+from fairhead.mitigate import method
 from fairhead.mitigate.choosing import (
     IN_GROUPS,
     STABLE,
@@ -23,7 +24,6 @@ from fairhead.mitigate.choosing import (
     share_of_groups,
     worst_large_cell,
 )
-from fairhead.mitigate.registry import method
 from fairhead.mitigate.row_weights import Matched, label_offsets, match_weights
 from fairhead.mitigate.training_job import ADDED_LATER, Job, cell_numbers
 from fairhead.mitigate.two_stages import features_of, find_head

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from fairhead.language.running import TrainingRecord
-from fairhead.mitigate.registry import method_named
+from fairhead.mitigate import method_named
 from fairhead.mitigate.triplets import NOT_TO_TRAIN_ON, is_crows_pairs
 from fairhead.models import load
 from fairhead.report import Report, Result, Sentence

@@ -25,8 +25,8 @@ from fairhead.language.row_layout import context_length, refuse_other_than_causa
 from fairhead.language.running import TRAINING_FILE, TrainingRecord
 from fairhead.language.scorer import Scorer
 from fairhead.language.suite import NOT_WHOLE
+from fairhead.mitigate import method_named
 from fairhead.mitigate.language_result import MitigatedLanguage, card_of
-from fairhead.mitigate.registry import method_named
 from fairhead.mitigate.sentence_losses import looker, scores_of, set_aside, wrecked
 from fairhead.mitigate.triplets import SHARE, TripletData, targets
 from fairhead.mitigate.triplets import Prepared as Prepared

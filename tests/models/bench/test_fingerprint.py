@@ -5,6 +5,7 @@ from dataclasses import make_dataclass, replace
 
 from made_faces import GRID, make_faces
 
+from fairhead import mitigate as registry
 from fairhead.bench import cell as fingerprints
 from fairhead.bench.cell import fingerprint
 from fairhead.bench.engines import Workplace
@@ -14,7 +15,6 @@ from fairhead.bench.results_folder import Store
 from fairhead.bench.runner import run_grid
 from fairhead.bench.table_figures import table_of
 from fairhead.data import faces
-from fairhead.mitigate import registry
 from fairhead.models import fresh
 
 CELL = Cell(Data("d", "utkface:x"), Backbone("b", "vit-2x2"), Method("jtt", "jtt"), 0, {"epochs": 1})

@@ -9,7 +9,7 @@ import yaml
 from fairhead.bench.cell import effective, fingerprint, method_of
 from fairhead.bench.grid_file import read_grid, read_methods
 from fairhead.data import reader_named
-from fairhead.mitigate.registry import method_named
+from fairhead.mitigate import method_named
 from fairhead.train import TrainingPlan
 
 EVERY = sorted(Path(str(files("fairhead.bench"))).glob("*.yaml"))

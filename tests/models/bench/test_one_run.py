@@ -23,7 +23,7 @@ from fairhead.bench.one_run import save_model
 from fairhead.cli import app
 from fairhead.cli.mitigate import EPILOG
 from fairhead.errors import InputError
-from fairhead.mitigate.registry import names
+from fairhead.mitigate import names
 from fairhead.models import save
 from fairhead.models.fresh import Recipe
 from fairhead.models.inputs import normalising

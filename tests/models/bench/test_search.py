@@ -20,8 +20,7 @@ from fairhead.bench.runner import PLAN_PRIORS, Place, choices, final_cells, run_
 from fairhead.bench.table import markdown, report_of
 from fairhead.bench.table_figures import table_of
 from fairhead.cli import main
-from fairhead.mitigate import method
-from fairhead.mitigate.registry import names
+from fairhead.mitigate import method, names
 from fairhead.records import Records
 from fairhead.report import render
 from fairhead.report.wording import plain_value

@@ -21,8 +21,8 @@ from fairhead.language.benchmarks.perplexity import Document
 from fairhead.language.lexicons import read_swaps
 from fairhead.language.observing import generate, read_gaps
 from fairhead.language.scorer import Scorer
+from fairhead.mitigate import names
 from fairhead.mitigate.language_trainer import LanguageTrainer
-from fairhead.mitigate.registry import names
 from fairhead.mitigate.sentence_losses import CDA, BiasUnlearn
 from fairhead.mitigate.triplets import TokenTriplet, stack_triplets
 from fairhead.mitigate.without_training import SelfDebias, directions, project_out

@@ -13,9 +13,8 @@ from torch import nn
 
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.heads import Tap
-from fairhead.mitigate import DAM, EncoderLayer, attach, load, method, save
+from fairhead.mitigate import DAM, EncoderLayer, attach, load, method, names, save
 from fairhead.mitigate.dam import RunningStandardise, most_attended
-from fairhead.mitigate.registry import names
 
 EVERY = pytest.mark.parametrize("family", FAMILIES)
 

@@ -11,10 +11,9 @@ from torch.nn.utils import parameters_to_vector
 from transformers import ViTConfig, ViTForImageClassification
 
 from fairhead.errors import InputError
-from fairhead.mitigate import DAM, METHODS, Trained, attach, method, run
+from fairhead.mitigate import DAM, METHODS, Trained, attach, method, names, run
 from fairhead.mitigate.auto_balance_match import Reduce
 from fairhead.mitigate.references import run_with_attributes
-from fairhead.mitigate.registry import names
 from fairhead.mitigate.two_stages import JTT
 from fairhead.train import TrainingPlan
 from fairhead.train.fitting import predict

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 
 import fairhead
 from fairhead.cli import main
-from fairhead.mitigate import MethodEntry, method, registry
+from fairhead.mitigate import METHODS, MethodEntry, method
 
 PAGE = Path(__file__).parents[3] / "CONTRIBUTING.md"
 ENTRIES = {
@@ -29,7 +29,7 @@ def added(request, tmp_path, monkeypatch):
         (code,) = re.findall(rf"<!-- example: {name}.py -->\n```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
         (tmp_path / f"{name}_example.py").write_text(code)
         if request.param == "line":
-            monkeypatch.setitem(registry.METHODS, name, entry)
+            monkeypatch.setitem(METHODS, name, entry)
     points = [EntryPoint(name, f"test_own_method:{name.upper()}", "fairhead.methods") for name in ENTRIES]
     if request.param == "entry point":
         monkeypatch.setattr(fairhead, "entry_points", lambda group: points)

@@ -9,9 +9,8 @@ from torch.utils.data import SubsetRandomSampler
 from transformers import ViTConfig, ViTForImageClassification
 
 from fairhead.errors import InputError
-from fairhead.mitigate import method, run
+from fairhead.mitigate import method, names, run
 from fairhead.mitigate.references import run_with_attributes
-from fairhead.mitigate.registry import names
 from fairhead.train import TrainingPlan
 from fairhead.train.fitting import fit
 from fairhead.train.step import Examples

@@ -13,9 +13,8 @@ from torch import nn
 from transformers import BertConfig, BertForSequenceClassification, ViTConfig, ViTForImageClassification
 
 import fairhead.train.fitting as fitting
-from fairhead.mitigate import method, run
+from fairhead.mitigate import method, names, run
 from fairhead.mitigate.references import run_with_attributes
-from fairhead.mitigate.registry import names
 from fairhead.train import TrainingPlan
 from fairhead.train.fitting import fit
 from fairhead.train.recorded import Recorded, _masks_as_when_recorded

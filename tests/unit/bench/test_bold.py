@@ -10,7 +10,7 @@ from fairhead.bench.grid import Method
 from fairhead.bench.table import Block, Line, Table, markdown, report_of
 from fairhead.bench.table_figures import _best
 from fairhead.errors import InputError
-from fairhead.mitigate.registry import LADDER, METHODS, MethodEntry
+from fairhead.mitigate import LADDER, METHODS, MethodEntry
 from fairhead.report import render
 from fairhead.stats import adjust
 
