@@ -267,6 +267,11 @@ class BBQItem:
     subcategory: str  # as published
 
     @property
+    def template(self) -> str:
+        """What it has in common with others but for the people, such as "Age/1"."""
+        return f"{self.category}/{self.question_index}"
+
+    @property
     def unknown(self) -> int:
         """Index of the unknown answer."""
         return next(i for i, answer in enumerate(self.answers) if answer.is_unknown)

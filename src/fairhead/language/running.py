@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from fairhead import __version__
 from fairhead.data import parse_spec
-from fairhead.data.sentences import CrowsPair, StereoSetItem
+from fairhead.data.sentences import BBQItem, CrowsPair, StereoSetItem
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.language.answers import Answers, Generation, GenerationJournal, Progress, Sampling, journal_in
 from fairhead.language.benchmark import Benchmark, BenchmarkResult, Measured, NotMeasured, Work
@@ -30,7 +30,7 @@ TRAINING_FILE = "fairhead-training.json"
 TRAINING_SCHEMA = "fairhead.training/1"
 # Of the record of a training: what tells which items a comparison may use, and how the model came about.
 _OF_TRAINING = ("method", "settings", "plan", "data", "base", "training_targets", "held_out_targets")
-Item = TypeVar("Item", CrowsPair, StereoSetItem)
+Item = TypeVar("Item", CrowsPair, StereoSetItem, BBQItem)
 Report = Callable[[str, int, int], None]
 
 
@@ -61,9 +61,13 @@ class TrainingRecord:
 
 
 def without_training_targets(items: Iterable[Item], folder: str | os.PathLike[str]) -> tuple[Item, ...]:
-    """The items whose term (of a pair without one: whose more stereotypical sentence) `folder` was not trained on."""
+    """The items whose term `folder` was not trained on.
+
+    Of a pair without a term it is the more stereotypical sentence, of a question its template.
+    """
     trained = set(TrainingRecord.read(folder).training_targets)
-    return tuple(item for item in items if item.target.casefold() not in trained)
+    terms = ((item, item.template if isinstance(item, BBQItem) else item.target) for item in items)
+    return tuple(item for item, term in terms if term.casefold() not in trained)
 
 
 def unseen(items: Sequence[Any], model: Any) -> Sequence[Any]:
@@ -71,7 +75,7 @@ def unseen(items: Sequence[Any], model: Any) -> Sequence[Any]:
     folder = Path(str(model).removeprefix("path:"))
     if not isinstance(model, str | Path) or not (folder / TRAINING_FILE).is_file():
         return items
-    if not all(isinstance(item, CrowsPair | StereoSetItem) for item in items):
+    if not all(isinstance(item, CrowsPair | StereoSetItem | BBQItem) for item in items):
         return items
     kept = without_training_targets(items, folder)
     if len(kept) == len(items):

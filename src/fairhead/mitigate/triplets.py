@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fairhead.data import parse_spec, read_items
-from fairhead.data.sentences import CrowsPair, StereoSetItem, Triplet, TripletSplit, split_by_target
+from fairhead.data.sentences import BBQItem, CrowsPair, StereoSetItem, Triplet, TripletSplit, split_by_target
 from fairhead.data.splits import shuffle_by_hash
 from fairhead.errors import InputError, check_known
 from fairhead.language.answers import TOO_LONG
@@ -87,8 +87,9 @@ class TripletData:
     """Which triplets to train on.
 
     Attributes:
-        source: the data as name:path: stereoset:PATH, or your own triplets:PATH or pairs:PATH. Repeat it to train on
-            several sources; a term that is held out of one is not trained on in another.
+        source: the data as name:path: stereoset:PATH, bbq:PATH, or your own triplets:PATH or pairs:PATH. Of BBQ, pairs
+            are made that tell the same story of two people, once the other way round; templates are its terms. Repeat
+            it to train on several sources; a term that is held out of one is not trained on in another.
         held_out: share of the items whose target terms are held out of training; with several sources, one share for
             all, or one for each in their order (0.3,0.5).
         seed: seed of the split.
@@ -133,13 +134,13 @@ class TripletData:
         """Read and split; no target term is in both parts.
 
         Example:
-            >>> TripletData("bbq:BBQ").read()
+            >>> TripletData("bold:BOLD").read()
             Traceback (most recent call last):
                 ...
-            fairhead.errors.InputError: bbq has questions with answers; sentences in threes or pairs of sentences are \
-needed here: crows_pairs, stereoset, pairs, triplets
+            fairhead.errors.InputError: bold has prompts; sentences in threes, pairs of sentences or questions with \
+answers are needed here: bbq, crows_pairs, stereoset, pairs, triplets
         """
-        readers = [parse_spec(source, "triplets", "pairs").reader for source in self.sources]
+        readers = [parse_spec(source, "triplets", "pairs", "questions").reader for source in self.sources]
         known = {f"{of}{key}" for reader in readers for key in reader.options for of in ("", f"{reader.name}.")}
         named = " or of ".join(reader.name for reader in readers)
         shown = sorted(name for name in known if "." not in name)
@@ -160,14 +161,17 @@ needed here: crows_pairs, stereoset, pairs, triplets
         if is_crows_pairs(found.name, str(found.provenance.get("path", ""))):
             so = "say so wherever scores of this model are shown, and score it on the pairs that are held out"
             say_once(f"{NOT_TO_TRAIN_ON}: {so}")
-        items: list[StereoSetItem] = triplets_of(found) if reader.kind == "pairs" else list(found)
+        in_pairs = reader.kind != "triplets"
+        if reader.kind == "questions":
+            found = swapped_people(found)
+        items: list[StereoSetItem] = triplets_of(found) if in_pairs else list(found)
         if self.bias_type is not None:
             known = sorted({item.bias_type for item in items})
             items = [item for item in items if item.bias_type == self.bias_type]
             if not items:
                 raise InputError(f"there are no items of bias type {self.bias_type!r}; there are {', '.join(known)}")
         split = split_by_target(items, held_out, self.seed)
-        if reader.kind == "pairs":  # no sentence that is held out is to be the third one of a training triplet
+        if in_pairs:  # no sentence that is held out is to be the third one of a training triplet
             kept = {item.id for item in split.train}
             split = split._replace(train=tuple(triplets_of([pair for pair in found if pair.id in kept])))
         return TripletSplit(*(self._drawn(part, source) for part in split))
@@ -212,6 +216,40 @@ def triplets_of(pairs: Sequence[CrowsPair]) -> list[StereoSetItem]:
         return StereoSetItem(pair.id, "intrasentence", pair.target, pair.bias_type, "", three, of_pair=True)
 
     return [triplet(pair) for pair in pairs]
+
+
+def swapped_people(items: Iterable[BBQItem]) -> list[CrowsPair]:
+    """Pairs of contexts of BBQ that tell the same story of two people, in one of them the other way round.
+
+    Both name both people, so that how common a name is cancels out where both are named equally often. The more
+    stereotypical one is that in which the answer to the negative question agrees with the stereotype. Stories that are
+    told one way alone give no pair.
+
+    Example:
+        >>> from fairhead.data.sentences import Answer
+        >>> people = Answer("The old man", "", "old"), Answer("The boy", "", "nonOld"), Answer("Unknown", "", "unknown")
+        >>> told = {0: "An old man and a boy met. The old man forgot.", 1: "A boy and an old man met. The boy forgot."}
+        >>> about = {"category": "Age", "question_index": "1", "polarity": "neg", "condition": "disambig"}
+        >>> about |= {"question": "Who forgot?", "answers": people, "target": 0, "stereotyped_groups": ("old",)}
+        >>> items = [BBQItem(f"Age/{i}", context=told[i], label=i, subcategory="", **about) for i in told]
+        >>> (pair,) = swapped_people(items)
+        >>> pair.less, pair.target
+        ('A boy and an old man met. The boy forgot.', 'Age/1')
+    """
+    found: dict[tuple[str, frozenset[str]], dict[bool, BBQItem]] = {}
+    for item in items:
+        if item.condition == "disambig" and item.polarity == "neg" and item.target is not None:
+            people = frozenset(answer.text for answer in item.answers if not answer.is_unknown)
+            found.setdefault((item.template, people), {}).setdefault(item.label == item.target, item)
+    both = ((told[True], told[False]) for told in found.values() if len(told) == 2)
+    pairs = [
+        CrowsPair(more.id, more.context, less.context, "stereo", more.category, (), more.template)
+        for more, less in both
+        if more.context != less.context
+    ]
+    if not pairs:
+        raise InputError("no two contexts tell the same of the same two people, once the other way round: no pairs")
+    return pairs
 
 
 def targets(items: Iterable[StereoSetItem]) -> tuple[str, ...]:

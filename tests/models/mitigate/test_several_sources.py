@@ -12,13 +12,14 @@ from language_models import ITEMS, build, saved, tokenizer, write_stereoset
 import fairhead
 from fairhead.cli import main
 from fairhead.data import dataset
-from fairhead.data.sentences import GOLD_LABELS
+from fairhead.data.sentences import GOLD_LABELS, read_bbq
 from fairhead.errors import InputError
 from fairhead.language.answers import Score
-from fairhead.language.running import TrainingRecord
+from fairhead.language.benchmarks import bbq as bbq_benchmark
+from fairhead.language.running import TrainingRecord, read_data, without_training_targets
 from fairhead.mitigate.balance_pairs import BalancePairs
 from fairhead.mitigate.language_trainer import LanguageTrainer, scores_of, set_aside
-from fairhead.mitigate.triplets import TripletData
+from fairhead.mitigate.triplets import TripletData, swapped_people
 from fairhead.train import LanguagePlan
 from fairhead.train.step import say_once
 
@@ -220,3 +221,68 @@ def test_pairs_of_one_term_belong_together(tmp_path, capsys):
     told = capsys.readouterr().out
     assert "4 items" in told
     assert [line.split()[0] for line in told.splitlines() if line.strip().startswith(("all", "stereo"))] == ["all"]
+
+
+def _bbq_rows(template, story, people, ways=(0, 1)):
+    """The questions of a template about two people, the first of them stereotyped, as BBQ has them."""
+    for i in ways:
+        one, other = people[i], people[1 - i]
+        for condition, context in (("ambig", f"a {one} and a {other} met ."), ("disambig", story.format(one, other))):
+            for polarity, label in (("neg", i), ("nonneg", 1 - i)):
+                answers = {"ans0": [people[0], "old"], "ans1": [people[1], "nonOld"], "ans2": ["unknown", "unknown"]}
+                yield {
+                    "example_id": f"{template}.{people[0]}.{i}.{condition}.{polarity}",
+                    "question_index": str(template), "question_polarity": polarity, "context_condition": condition,
+                    "category": "Age", "answer_info": answers, "context": context, "question": "who was late ?",
+                    **{key: f"the {said}" for key, (said, _) in answers.items()},
+                    "label": label if condition == "disambig" else 2,
+                    "additional_metadata": {"stereotyped_groups": ["old"], "subcategory": "None"},
+                }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def questions(tmp_path_factory):
+    """BBQ with four templates about two pairs of people; a third pair's story is told one way alone."""
+    folder = tmp_path_factory.mktemp("bbq")
+    rows = []
+    for template, said in enumerate(("late", "rude", "kind", "careful"), 1):
+        story = f"a {{0}} and a {{1}} met . the {{0}} was {said} ."
+        for people in (("nurse", "baker"), ("pilot", "poet")):
+            rows += _bbq_rows(template, story, people)
+        rows += _bbq_rows(template, story, ("stone", "home"), ways=(0,))
+    (folder / "Age.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return folder
+
+
+def test_pairs_of_bbq_tell_a_story_both_ways(questions):
+    pairs = swapped_people(read_bbq(questions))
+    assert len(pairs) == 8
+    first = pairs[0]
+    assert first.more == "a nurse and a baker met . the nurse was late ."
+    assert first.less == "a baker and a nurse met . the baker was late ."
+    assert (first.target, first.bias_type) == ("Age/1", "Age")
+    assert all({*pair.more.split()} == {*pair.less.split()} for pair in pairs)
+    with pytest.raises(InputError, match="no two contexts tell the same"):
+        swapped_people([item for item in read_bbq(questions) if item.condition == "ambig"])
+
+
+def test_templates_of_bbq_that_were_trained_on_are_not_scored(questions, tmp_path, caplog):
+    model = saved(tmp_path / "model")
+    run("mitigate", "balance_pairs", "--model", model, "--data", f"bbq:{questions}", "--held-out", "0.5", "--checks",
+        "0", "--watched", "0", "--device", "cpu", "--out", tmp_path / "out")  # fmt: skip
+    record = TrainingRecord.read(tmp_path / "out")
+    assert len(record.training_targets) == 2
+    assert {*record.training_targets, *record.held_out_targets} == {f"age/{k}" for k in range(1, 5)}
+    assert "It was trained on contexts of BBQ" in (tmp_path / "out/README.md").read_text()
+    items = read_bbq(questions)
+    kept = without_training_targets(items, tmp_path / "out")
+    assert {item.template.casefold() for item in kept} == {*record.held_out_targets}
+    benchmark = bbq_benchmark.BENCHMARK
+    drawn = read_data(benchmark, questions, benchmark.options(), None, 0, model=tmp_path / "out").items
+    assert [item.id for item in drawn] == [item.id for item in kept]
+    assert "was trained on them or on their terms" in caplog.text
+    scores = {r.id: Score(r.id, -1.0, 1) for r in bbq_benchmark.requests(items)}
+    table = bbq_benchmark.table(items, scores)
+    seen = benchmark.trained_on(table, record.training_targets)
+    assert {table.clusters[i].casefold() for i in seen} == {*record.training_targets}
+    assert len(seen) == len(items) - len(kept)

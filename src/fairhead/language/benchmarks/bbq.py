@@ -85,7 +85,7 @@ def table(items: Iterable[BBQItem], scores: Mapping[str, Score], options: Option
     return ItemTable.of(
         "bbq",
         [item.id for item in found],
-        [f"{item.category}/{item.question_index}" for item in found],
+        [item.template for item in found],
         [(i.condition, category_of(i), f"{category_of(i)} × {i.condition}") for i in found],
         columns,
         [*CONDITIONS, *(name for c in categories for name in (c, *(f"{c} × {condition}" for condition in CONDITIONS)))],
@@ -210,6 +210,7 @@ BENCHMARK = Benchmark(
         **dict.fromkeys(CONDITIONS, ""),
     },
     sentences=_sentences,
+    trained_on=lambda found, terms: [i for i, c in enumerate(found.clusters) if c.casefold() in {*terms}],
     hides=lambda category: condition_of(category) is None,  # accuracy over both conditions of a category: in JSON
     examples=("fairhead lm bbq --model SmolLM2-135M --data BBQ --category Age --limit 500 --json bbq.json",),
 )
