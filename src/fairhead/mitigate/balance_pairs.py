@@ -128,6 +128,8 @@ class BalancePairs(_WithNeutralText):
             unnoticed. Recommended for pairs: without it, sentences of other pairs are preserved instead.
         mean_over: mean to subtract from every pair: over its "batch", over its "category" or "all" pairs of its data
             source; "each" pulls every pair to 0 separately.
+        centre: subtract the "mean", or the "median" in its place: it is 0 where as many pairs lean one way as the
+            other, which is what the stereotype score counts, however far single pairs lean.
         strength: how many times to subtract that mean ("each": once). Terms that are not trained on follow only
             partly: with a strength above 1, trained terms overshoot so that others come closer to even. Of 1, 2 and 3,
             3 brought watched terms closest to even (SmolLM2, six runs).
@@ -139,6 +141,7 @@ class BalancePairs(_WithNeutralText):
     """
 
     mean_over: Literal["batch", "category", "all", "each"] = "all"
+    centre: Literal["mean", "median"] = "mean"
     strength: Positive = 3.0
     level_weight: NotNegative = 0.5
     keep_weight: NotNegative = 10.0
@@ -213,7 +216,8 @@ class BalancePairs(_WithNeutralText):
         if self.mean_over == "each":
             return gaps
         groups = of if self.mean_over == "category" else [source for source, _ in of]
-        means = {one: gaps[[group == one for group in groups]].mean() for one in set(groups)}
+        of_many: Any = np.median if self.centre == "median" else np.mean
+        means = {one: of_many(gaps[[group == one for group in groups]]) for one in set(groups)}
         return np.array([means[group] for group in groups])
 
     @contextmanager
@@ -252,7 +256,9 @@ class BalancePairs(_WithNeutralText):
     def parts(self, now: Tensor, before: Tensor, divergence: Tensor) -> Parts:
         """The loss of B pairs from log-probabilities now [2, B], those before and the mean gap [B, 3], and KL [T]."""
         gap, gap_before = now[0] - now[1], before[:, 0] - before[:, 1]
-        mean = gap_before.mean() if self.mean_over == "batch" else before[:, 2]
+        mean = before[:, 2]
+        if self.mean_over == "batch":
+            mean = gap_before.quantile(0.5) if self.centre == "median" else gap_before.mean()
         times = 1.0 if self.mean_over == "each" else self.strength
         shift = huber_loss(gap, gap_before - times * mean, delta=self.width)
         level = huber_loss(now.mean(0), before[:, :2].mean(1), delta=self.width)

@@ -3,6 +3,7 @@
 import json
 import math
 
+import numpy as np
 import pytest
 import torch
 import transformers as hf
@@ -403,3 +404,17 @@ def test_a_grid_gives_its_control_the_options_and_the_plan_of_the_method(neutral
     assert [runs[name]["plan"]["checks"] for name in runs] == [2, 0]
     assert [runs[name]["plan"]["epochs"] for name in runs] == [1, 1]
     assert runs["balance_pairs"]["settings"]["kl_weight"] == 0.1
+
+
+@pytest.mark.parametrize(("mean_over", "taken"), [("all", [1.0] * 5), ("category", [0.5, 0.5, 5.0, 5.0, 5.0])])
+def test_the_median_is_taken_off_where_it_is_asked_for(mean_over, taken):
+    config, gaps = BalancePairs(mean_over=mean_over, centre="median"), [0.0, 1.0, -3.0, 5.0, 90.0]
+    found = config._means(np.array(gaps), [("", kind) for kind in "aabbb"])
+    assert found.tolist() == taken
+
+
+def test_the_median_of_a_batch():
+    now, before = torch.zeros(2, 3), torch.tensor([[0.0, 0, 0], [1, 0, 0], [50, 0, 0]])
+    config = BalancePairs(mean_over="batch", centre="median", strength=1.0, width=1000.0, level_weight=0.0)
+    shift = config.parts(now, before, torch.zeros(1))["shift"]
+    assert float(shift) == pytest.approx((1 + 0 + 49**2) / 6)  # half the mean of the squares of 0, 1 and 50, less 1
