@@ -8,12 +8,11 @@ trainer.save("fairer-model")
 import copy
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -45,24 +44,6 @@ _CHECKPOINTS = "checkpoint"  # within the folder of the model, until that is sav
 _LAST_GOOD = "last-good"  # within it, where training went wrong
 
 
-class LanguageMethod(Protocol):
-    """A frozen dataclass of a method's settings; it never learns which group a sentence is about.
-
-    It may have `plan`: where the training should differ from `LanguagePlan`; and further functions: `refer(model,
-    prepared)` adds what the model says of the examples before training; `watched_texts()` gives texts whose perplexity
-    is watched; `choose(items, score)` names the one category to train on; `measuring()` gives the method to measure
-    with, before and after, where the loss does not tell all. Methods that train nothing have one of two functions
-    instead: `edit(model, tokenizer, items, progress)` changes weights and returns what is worth recording;
-    `attach(model, tokenizer)` puts something around the model.
-    """
-
-    def prepare(self, items: Iterable[StereoSetItem], tokenizer: Any, context: int) -> Prepared[Any]:
-        """Tokens, and what else the method needs to know of each item."""
-
-    def session(self, model: nn.Module) -> AbstractContextManager[Callable[[Sequence[Any]], Parts]]:
-        """The loss of a batch of examples ("loss", and its parts by name), usable inside a `with` block."""
-
-
 def plan_of(method: Any, **changes: Any) -> LanguagePlan:
     """The plan of a method, or of its class: `LanguagePlan`, where the method does not say otherwise, with changes.
 
@@ -81,7 +62,14 @@ class LanguageTrainer:
     Attributes:
         model: any Hugging Face causal language model; it is trained in place, in the precision that it has.
         tokenizer: its tokeniser.
-        method: such as `KLAAD()`.
+        method: such as `KLAAD()`: a frozen dataclass of settings, which never learns which group a sentence is about.
+            It has `prepare(items, tokenizer, context)`, the tokens and what else it needs of each item, and
+            `session(model)`, a `with` block that gives the loss of a batch of examples ("loss", and its parts by name).
+            It may have `plan`: where the training should differ from `LanguagePlan`; `refer(model, prepared)`, which
+            adds what the model says of the examples before training; `watched_texts()`, whose perplexity is watched;
+            `choose(items, score)`, which names the one category to train on; `measuring()`, the method to measure
+            with, where the loss does not tell all. One that trains nothing has either `edit(model, tokenizer, items,
+            progress)`, which changes weights and returns what is worth recording, or `attach(model, tokenizer)`.
         plan: how to train; that of the method by default.
         name: the method's, for the record; its class's by default.
         base: where the model came from, for the record.
