@@ -93,8 +93,7 @@ def compare_command(
     pages.check()
     check_output(None if markdown is None else str(markdown))
     around = ("", "") if markdown is None else _page_around(markdown)
-    from fairhead.language.before_after import compare_suites
-    from fairhead.language.before_after_report import markdown_of
+    from fairhead.language.before_after import compare_suites, markdown_of
     from fairhead.report.model_card import FIGURES
 
     called = [name.strip() for name in pages.names.split(",")] if pages.names else None

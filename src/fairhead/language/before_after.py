@@ -4,108 +4,31 @@ Nothing is computed by a model here and nothing is read from the data: the table
 wrote are joined on the ids of their items. Needs no torch.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 from fairhead import __version__
 from fairhead.errors import InputError
+from fairhead.language.before_after_report import BeforeAfter, Collapsed, Run, Told, spillover, verdict
 from fairhead.language.benchmark import ASKS, SECTIONS, Benchmark, Measure
 from fairhead.language.benchmarks import all_benchmarks, benchmark_named
 from fairhead.language.item_table import ItemTable
 from fairhead.language.suite import Suite, read_run
-from fairhead.report import Report, Result
+from fairhead.report.sections.bench_block import markdown_table
+from fairhead.report.sections.changes import CategoryChange
+from fairhead.report.wording import p_value
 from fairhead.stats import Difference
 from fairhead.stats.bootstrap import Resampling
 from fairhead.stats.paired import N_PERM, corrected, paired_difference
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-SCHEMA = "fairhead.before_after/1"
 # What changes what is asked, beside options of the benchmark: answers to different questions are not compared.
 _MUST_AGREE = ("start", "as", "chat", "max_new_tokens", "temperature", "top_k", "top_p")
 # Methods that swap words for men and women, whatever sentences they see.
 _AIMS = {"cda": ("gender",), "sentence_debias": ("gender",)}
-
-
-class Collapsed(NamedTuple):
-    """A layer whose attention has lost its shape."""
-
-    layer: int  # its number
-    before: float  # its mean entropy before
-    after: float  # and after
-    what: str  # what has become of it, in words
-
-
-@dataclass(frozen=True)
-class Run:
-    """What one model did against the first."""
-
-    name: str  # of its folder
-    model: str  # path of the model
-    method: str | None  # how it came about, where its folder says so
-    targeted: tuple[str, ...]  # axes of bias that it was trained on
-    headlines: tuple[Difference, ...]  # one figure or more of each benchmark, corrected over all of them and all runs
-    # Figures of categories, corrected over all of them and all runs: the spill-over matrix
-    by_category: tuple[Difference, ...]
-    seen: tuple[Difference, ...]  # figures on terms that were trained on. They say nothing about other terms.
-    # Mean attention entropy of each head after, [layers][heads]; None where it was not measured
-    entropy: list[list[float]] | None
-    collapsed: tuple[Collapsed, ...]  # layers whose attention has lost its shape
-    missing: tuple[str, ...]  # benchmarks that only one of the two has
-    unpaired: Mapping[str, int]  # benchmark -> items that only one of the two has; they take no part
-
-
-@dataclass(frozen=True)
-class BeforeAfter(Result):
-    """One model and what became of it."""
-
-    base: str  # name of the first run
-    base_model: str  # path of its model
-    base_entropy: list[list[float]] | None  # mean attention entropy of each head, [layers][heads]
-    runs: tuple[Run, ...]  # the others
-    # Terms (of pairs: sentences) that one of the models was trained on; no figure but `seen` has them
-    left_out_targets: tuple[str, ...]
-    provenance: Mapping[str, Any] = field(default_factory=dict)  # version, options, and what each run was made with
-
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON form; every change has its outcome in words."""
-        content = {"schema": SCHEMA, **asdict(self)}
-        for run, made in zip(self.runs, content["runs"], strict=True):
-            made["collapsed"] = [c._asdict() for c in run.collapsed]
-            for key in ("headlines", "by_category", "seen"):
-                for one, line in zip(getattr(run, key), made[key], strict=True):
-                    line |= {"before": line.pop("a"), "after": line.pop("b")}
-                    line |= {"outcome": one.outcome, "axis": benchmark_named(one.benchmark).axis(one.group_by)}
-                    line["targeted"] = line["axis"] in run.targeted
-        return content
-
-    def rows(self) -> list[dict[str, Any]]:
-        """One row per run and headline figure, with its outcome."""
-        hidden = ("a", "b", "detail")
-        return [
-            {"run": run.name, "before": one.a, "after": one.b, "outcome": one.outcome}
-            | {key: value for key, value in asdict(one).items() if key not in hidden}
-            for run in self.runs
-            for one in run.headlines
-        ]
-
-    def page(self, command: str | None = None) -> Report:
-        """The report: verdict, headlines, spill-over, attention."""
-        from fairhead.language.before_after_report import report_of
-
-        return report_of(self, command)
-
-    def show(self, console: "Console | None" = None) -> None:
-        """Print the verdict, and the headlines of every run in a table."""
-        from fairhead.language.before_after_report import show_changes
-        from fairhead.report import terminal
-
-        show_changes(console or terminal(), self)
 
 
 def compare_suites(
@@ -304,3 +227,46 @@ def compare_items(
     figure = partial(paired_difference, ideal=measure.ideal, relative=measure.relative, n_perm=n_perm)
     found = figure(measure.metric, measure.statistic, measure.sums(one), measure.sums(other), len(one), how)
     return replace(found, benchmark=before.benchmark, group_by=group)
+
+
+def markdown_of(found: BeforeAfter) -> str:
+    """The figures as Markdown: verdict, headlines, the matrix."""
+    level = f"{100 * found.provenance.get('level', 0.95):g} %"
+    head = ["", "run", "before", "after", f"change ({level} interval)", "detectable", "p, Holm", "outcome"]
+    every = [(run, c) for run in found.runs for c in run.headlines]
+    order = list(dict.fromkeys((c.benchmark, c.metric, c.group_by) for _, c in every))
+    every.sort(key=lambda one: order.index((one[1].benchmark, one[1].metric, one[1].group_by)))
+    rows = [_row(Told.of(c, found), run) for run, c in every]
+    parts = ["\n".join(f"- {sentence.text}" for sentence in verdict(found))]
+    parts += ["### Figures", markdown_table(head, rows, figures=range(2, 7))]
+    matrix = spillover(found)
+    if matrix.rows:
+        head = ["benchmark", "category", *matrix.columns]
+        rows = [[row.benchmark, row.category, *map(_matrix_cell, row.cells)] for row in matrix.rows]
+        parts += ["### Spill-over", markdown_table(head, rows, figures=range(2, len(head)))]
+        parts.append("**bold**: significant; ◎: an axis that was trained on; ↓ nearer to even, ↑ further from it.")
+    seen = [(run, Told.of(c)) for run in found.runs for c in run.seen]
+    if seen:
+        head = ["", "run", "before", "after", "change", "p"]
+        rows = [[t.name, run.name, *t.written[:2], t.moved, p_value(t.change.p)] for run, t in seen]
+        parts += ["### On the terms trained on (circular)", markdown_table(head, rows, figures=range(2, 6))]
+    return "\n\n".join(parts) + "\n"
+
+
+def _row(told: Told, run: Run) -> list[str]:
+    change = told.change
+    if change.value is None:
+        return [told.name, run.name, "", "", "", "", "", f"undefined: {change.undefined}"]
+    outcome = change.outcome if change.outcome == "not significant" else f"**{change.outcome}**"
+    outcome += f" ({change.note})" if change.note else ""
+    figures = (*told.written[:2], told.moved, told.written.detectable, p_value(change.p_adjusted))
+    return [told.name, run.name, *figures, outcome]
+
+
+def _matrix_cell(cell: CategoryChange) -> str:
+    if cell.value is None:
+        return "–"
+    arrow = {"nearer": "↓", "further": "↑"}.get(cell.direction or "", "")
+    text = f"{cell.written().difference} {arrow}".strip()
+    text = f"**{text}**" if cell.outcome in ("better", "worse", "changed") else text
+    return f"{text} ◎" if cell.targeted else text

@@ -1,8 +1,9 @@
-"""Before and after in words: the verdict, the sections of a report, and the same as Markdown for docs."""
+"""Before and after: what a comparison found, and the same in words: the verdict, the sections of a report."""
 
 import platform
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
 
 from rich import box
 from rich.console import Console
@@ -10,12 +11,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from fairhead import __version__
-from fairhead.language.before_after import BeforeAfter, Run
 from fairhead.language.benchmark import Benchmark, Label
 from fairhead.language.benchmarks import benchmark_named
-from fairhead.report import Report, Sentence
+from fairhead.report import Report, Result, Sentence, terminal
 from fairhead.report.sections import Section
-from fairhead.report.sections.bench_block import markdown_table
 from fairhead.report.sections.changes import (
     Category,
     CategoryChange,
@@ -27,9 +26,10 @@ from fairhead.report.sections.changes import (
     WrittenChange,
 )
 from fairhead.report.sections.headmap import Headmap
-from fairhead.report.wording import THIN_SPACE, count, p_value
+from fairhead.report.wording import THIN_SPACE, count
 from fairhead.stats import Difference
 
+SCHEMA = "fairhead.before_after/1"
 _GLYPHS = {"better": "[green]✓[/]", "worse": "[red]![/]", "changed": "[blue]~[/]", "not significant": "[dim]?[/]"}
 NBSP = "\u00a0"
 _SECTIONS = {
@@ -50,7 +50,78 @@ _SECTIONS = {
 }
 
 
-class _Told(NamedTuple):
+class Collapsed(NamedTuple):
+    """A layer whose attention has lost its shape."""
+
+    layer: int  # its number
+    before: float  # its mean entropy before
+    after: float  # and after
+    what: str  # what has become of it, in words
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one model did against the first."""
+
+    name: str  # of its folder
+    model: str  # path of the model
+    method: str | None  # how it came about, where its folder says so
+    targeted: tuple[str, ...]  # axes of bias that it was trained on
+    headlines: tuple[Difference, ...]  # one figure or more of each benchmark, corrected over all of them and all runs
+    # Figures of categories, corrected over all of them and all runs: the spill-over matrix
+    by_category: tuple[Difference, ...]
+    seen: tuple[Difference, ...]  # figures on terms that were trained on. They say nothing about other terms.
+    # Mean attention entropy of each head after, [layers][heads]; None where it was not measured
+    entropy: list[list[float]] | None
+    collapsed: tuple[Collapsed, ...]  # layers whose attention has lost its shape
+    missing: tuple[str, ...]  # benchmarks that only one of the two has
+    unpaired: Mapping[str, int]  # benchmark -> items that only one of the two has; they take no part
+
+
+@dataclass(frozen=True)
+class BeforeAfter(Result):
+    """One model and what became of it."""
+
+    base: str  # name of the first run
+    base_model: str  # path of its model
+    base_entropy: list[list[float]] | None  # mean attention entropy of each head, [layers][heads]
+    runs: tuple[Run, ...]  # the others
+    # Terms (of pairs: sentences) that one of the models was trained on; no figure but `seen` has them
+    left_out_targets: tuple[str, ...]
+    provenance: Mapping[str, Any] = field(default_factory=dict)  # version, options, and what each run was made with
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form; every change has its outcome in words."""
+        content = {"schema": SCHEMA, **asdict(self)}
+        for run, made in zip(self.runs, content["runs"], strict=True):
+            made["collapsed"] = [c._asdict() for c in run.collapsed]
+            for key in ("headlines", "by_category", "seen"):
+                for one, line in zip(getattr(run, key), made[key], strict=True):
+                    line |= {"before": line.pop("a"), "after": line.pop("b")}
+                    line |= {"outcome": one.outcome, "axis": benchmark_named(one.benchmark).axis(one.group_by)}
+                    line["targeted"] = line["axis"] in run.targeted
+        return content
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row per run and headline figure, with its outcome."""
+        hidden = ("a", "b", "detail")
+        return [
+            {"run": run.name, "before": one.a, "after": one.b, "outcome": one.outcome}
+            | {key: value for key, value in asdict(one).items() if key not in hidden}
+            for run in self.runs
+            for one in run.headlines
+        ]
+
+    def page(self, command: str | None = None) -> Report:
+        """The report: verdict, headlines, spill-over, attention."""
+        return report_of(self, command)
+
+    def show(self, console: Console | None = None) -> None:
+        """Print the verdict, and the headlines of every run in a table."""
+        show_changes(console or terminal(), self)
+
+
+class Told(NamedTuple):
     """A change, in the words of its benchmark."""
 
     change: Difference
@@ -59,7 +130,7 @@ class _Told(NamedTuple):
     where: str  # the benchmark, and which of its items
 
     @classmethod
-    def of(cls, change: Difference, found: BeforeAfter | None = None) -> "_Told":
+    def of(cls, change: Difference, found: BeforeAfter | None = None) -> "Told":
         """With the comparison that it is of, also which terms or pairs it is about."""
         benchmark = benchmark_named(change.benchmark)
         items = "pairs" if "pairs" in benchmark.kinds else "terms"
@@ -74,18 +145,22 @@ class _Told(NamedTuple):
 
     @property
     def section(self) -> str:
+        """Of the report, where it stands."""
         return self.benchmark.section_of(self.change.metric)
 
     @property
     def unit(self) -> str:
+        """What it is counted in."""
         return "ratio" if self.change.relative else "share" if self.label.share else "number"
 
     @property
     def written(self) -> WrittenChange:
+        """Its figures as texts."""
         return Change.of(self.change, self.unit).written()
 
     @property
     def moved(self) -> str:
+        """How far it moved, with the interval."""
         return f"{self.written.difference} ({self.written.interval})"
 
     def __str__(self) -> str:
@@ -100,7 +175,7 @@ def report_of(found: BeforeAfter, command: str | None = None) -> Report:
     level = found.provenance.get("level", 0.95)
     for heading, text in _SECTIONS.items():
         of_runs = [
-            [told for c in run.headlines if (told := _Told.of(c, found)).section == heading] for run in found.runs
+            [told for c in run.headlines if (told := Told.of(c, found)).section == heading] for run in found.runs
         ]
         panels = _panels(found, of_runs)
         if panels:
@@ -114,7 +189,7 @@ def report_of(found: BeforeAfter, command: str | None = None) -> Report:
     matrix = spillover(found)
     if matrix.rows:
         sections.insert(min(1, len(sections)), matrix)
-    seen = _panels(found, [[_Told.of(c, found) for c in run.seen] for run in found.runs])
+    seen = _panels(found, [[Told.of(c, found) for c in run.seen] for run in found.runs])
     if seen:
         text = (
             "On the terms or pairs that were trained on. This shows that training took hold; it says nothing about "
@@ -136,7 +211,7 @@ def verdict(found: BeforeAfter) -> list[Sentence]:
     """What the figures allow one to say, a few sentences per run."""
     lines: list[Sentence] = []
     for run in found.runs:
-        judged = [told for c in run.headlines if (told := _Told.of(c, found)).section != "Attention"]
+        judged = [told for c in run.headlines if (told := Told.of(c, found)).section != "Attention"]
         by_outcome = {w: [t for t in judged if t.change.outcome == w] for w in ("better", "worse", "changed")}
         for word, tone in (("better", "good"), ("worse", "bad"), ("changed", "note")):
             if by_outcome[word]:
@@ -153,7 +228,7 @@ def verdict(found: BeforeAfter) -> list[Sentence]:
             named_ones = ", ".join(f"{benchmark_named(name).title} {count(n)}" for name, n in run.unpaired.items())
             lines.append(Sentence(f"{run.name}: items that only one run has take no part ({named_ones}).", "note"))
     blind = [c for run in found.runs for c in run.headlines if c.value is not None and c.mde is None and c.note]
-    notes = dict.fromkeys(f"{_Told.of(c, found).where}: {c.note}." for c in blind)
+    notes = dict.fromkeys(f"{Told.of(c, found).where}: {c.note}." for c in blind)
     made_with = found.provenance.get("runs", {})
     for name, made in made_with.items():
         no_numbers = ", ".join(key for key in made["skipped"] if ":" in key)
@@ -175,7 +250,7 @@ def _categories(run: Run) -> list[Sentence]:
         (False, "spill-over: of {} categories that were not aimed at"),
     ):
         chosen = [c for c in run.by_category if c.value is not None and _targeted(run, c) == aimed]
-        worse, better = ([str(_Told.of(c)) for c in chosen if c.outcome == word] for word in ("worse", "better"))
+        worse, better = ([str(Told.of(c)) for c in chosen if c.outcome == word] for word in ("worse", "better"))
         if not run.targeted or not chosen or (aimed and not worse and not better):
             continue
         listed = [f" ({'; '.join(some)})" if some else "" for some in (worse, better)]
@@ -190,13 +265,12 @@ def _categories(run: Run) -> list[Sentence]:
 
 def _attention(run: Run) -> list[Sentence]:
     lines = []
-    headlines = [_Told.of(c) for c in run.headlines]
+    headlines = [Told.of(c) for c in run.headlines]
     entropy = next((t for t in headlines if t.benchmark.by_head is not None and t.change.value is not None), None)
     if run.collapsed:
         layers = "; ".join(f"layer {c.layer}, entropy {c.before:.2f} → {c.after:.2f}, {c.what}" for c in run.collapsed)
-        depth = len(run.entropy or [])
-        text = f"{run.name}: attention has collapsed in {len(run.collapsed)} of {depth} layers ({layers})."
-        lines.append(Sentence(text, "bad"))
+        of = f"{len(run.collapsed)} of {len(run.entropy or [])} layers"
+        lines.append(Sentence(f"{run.name}: attention has collapsed in {of} ({layers}).", "bad"))
     elif entropy is not None:
         lines.append(Sentence(f"{run.name}: no layer's attention has collapsed; {entropy}.", "note"))
     for told in headlines:
@@ -216,7 +290,7 @@ def spillover(found: BeforeAfter) -> Spillover:
     rows: dict[tuple[str, str], list[CategoryChange]] = {}
     for run in found.runs:
         for change in run.by_category:
-            told, more = _Told.of(change), {"targeted": _targeted(run, change), "direction": change.direction}
+            told, more = Told.of(change), {"targeted": _targeted(run, change), "direction": change.direction}
             place = f"{told.benchmark.title} {told.label.name}", change.group_by or "all"
             rows.setdefault(place, []).append(CategoryChange.of(change, told.unit, **more))
     return Spillover(
@@ -233,7 +307,7 @@ def spillover(found: BeforeAfter) -> Spillover:
     )
 
 
-def _panels(found: BeforeAfter, of_runs: Sequence[Sequence[_Told]]) -> list[ChangePanel]:
+def _panels(found: BeforeAfter, of_runs: Sequence[Sequence[Told]]) -> list[ChangePanel]:
     """With one run a panel is a benchmark, with several it is a figure; either way its rows share an axis."""
     several = len(found.runs) > 1
     panels: dict[tuple[str, ...], list[NamedChange]] = {}
@@ -257,7 +331,7 @@ def _held_out(found: BeforeAfter) -> list[str]:
     return list(dict.fromkeys(change.benchmark for run in found.runs for change in run.seen))
 
 
-def _better(told: _Told) -> str:
+def _better(told: Told) -> str:
     """Which way is better, for the reader who does not know the figure."""
     way, ideal = told.change.better_way, told.change.ideal
     if not way:
@@ -302,7 +376,7 @@ def show_changes(console: Console, found: BeforeAfter) -> None:
         table.add_column("", overflow="fold", min_width=14)
         for column in ("before → after", "change (interval)", "would be seen"):
             table.add_column(column, justify="right")
-        headlines = [_Told.of(change) for change in run.headlines]
+        headlines = [Told.of(change) for change in run.headlines]
         for told in headlines:
             if told.change.undefined is None:
                 both = f"{told.written.before} → {told.written.after}"
@@ -324,46 +398,3 @@ def show_changes(console: Console, found: BeforeAfter) -> None:
         f"{held_out}p-values and the spill-over matrix: --html, --json, --markdown",
     ):
         console.print(f"[dim]{line}[/]", highlight=False)
-
-
-def markdown_of(found: BeforeAfter) -> str:
-    """The figures as Markdown: verdict, headlines, the matrix."""
-    level = f"{100 * found.provenance.get('level', 0.95):g} %"
-    head = ["", "run", "before", "after", f"change ({level} interval)", "detectable", "p, Holm", "outcome"]
-    every = [(run, c) for run in found.runs for c in run.headlines]
-    order = list(dict.fromkeys((c.benchmark, c.metric, c.group_by) for _, c in every))
-    every.sort(key=lambda one: order.index((one[1].benchmark, one[1].metric, one[1].group_by)))
-    rows = [_row(_Told.of(c, found), run) for run, c in every]
-    parts = ["\n".join(f"- {sentence.text}" for sentence in verdict(found))]
-    parts += ["### Figures", markdown_table(head, rows, figures=range(2, 7))]
-    matrix = spillover(found)
-    if matrix.rows:
-        head = ["benchmark", "category", *matrix.columns]
-        rows = [[row.benchmark, row.category, *map(_matrix_cell, row.cells)] for row in matrix.rows]
-        parts += ["### Spill-over", markdown_table(head, rows, figures=range(2, len(head)))]
-        parts.append("**bold**: significant; ◎: an axis that was trained on; ↓ nearer to even, ↑ further from it.")
-    seen = [(run, _Told.of(c)) for run in found.runs for c in run.seen]
-    if seen:
-        head = ["", "run", "before", "after", "change", "p"]
-        rows = [[t.name, run.name, *t.written[:2], t.moved, p_value(t.change.p)] for run, t in seen]
-        parts += ["### On the terms trained on (circular)", markdown_table(head, rows, figures=range(2, 6))]
-    return "\n\n".join(parts) + "\n"
-
-
-def _row(told: _Told, run: Run) -> list[str]:
-    change = told.change
-    if change.value is None:
-        return [told.name, run.name, "", "", "", "", "", f"undefined: {change.undefined}"]
-    outcome = change.outcome if change.outcome == "not significant" else f"**{change.outcome}**"
-    outcome += f" ({change.note})" if change.note else ""
-    figures = (*told.written[:2], told.moved, told.written.detectable, p_value(change.p_adjusted))
-    return [told.name, run.name, *figures, outcome]
-
-
-def _matrix_cell(cell: CategoryChange) -> str:
-    if cell.value is None:
-        return "–"
-    arrow = {"nearer": "↓", "further": "↑"}.get(cell.direction or "", "")
-    text = f"{cell.written().difference} {arrow}".strip()
-    text = f"**{text}**" if cell.outcome in ("better", "worse", "changed") else text
-    return f"{text} ◎" if cell.targeted else text

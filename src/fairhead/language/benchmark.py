@@ -107,6 +107,7 @@ class BenchmarkResult(Result):
     benchmark: str  # its name
     estimates: tuple[Estimate, ...]  # each with interval and n. Shares are fractions, not percent.
     n: int  # items scored
+    of: "Benchmark" = field(repr=False, compare=False)  # what made it
     left_out: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # items that were not, by reason
     provenance: Mapping[str, Any] = field(default_factory=dict)  # model, data and settings
     more: Mapping[str, Any] = field(default_factory=dict)  # what else was found, JSON-ready, by name
@@ -137,10 +138,9 @@ class BenchmarkResult(Result):
 
     def page(self) -> "Report":
         """The figures of each category, with what can be said of them, and what was left out."""
-        from fairhead.language.benchmarks import benchmark_named
         from fairhead.report.page import Report, Sentence
 
-        benchmark, level = benchmark_named(self.benchmark), float(self.provenance.get("level", 0.95))
+        benchmark, level = self.of, float(self.provenance.get("level", 0.95))
         return Report(
             title=f"{self._model} on {benchmark.title}",
             question=benchmark.question,
@@ -288,7 +288,7 @@ class Benchmark:
         chosen, measures = self.resampling(how or Resampling()), self.measures_of(table)
         parts = {group: table.part(group) for group in (None, *table.order)}
         found = [m.estimate(part, group, chosen) for group, part in parts.items() for m in measures if m.of(group)]
-        made = BenchmarkResult(self.name, tuple(found), len(table), table.left_out)
+        made = BenchmarkResult(self.name, tuple(found), len(table), self, table.left_out)
         return self.finish(made, reading, self.options() if options is None else options, chosen)
 
     def resampling(self, how: Resampling) -> Resampling:

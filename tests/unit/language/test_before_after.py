@@ -10,8 +10,8 @@ from parsed_page import Page
 
 from fairhead.cli import main
 from fairhead.errors import InputError
-from fairhead.language.before_after import compare_suites
-from fairhead.language.before_after_report import markdown_of, report_of, verdict
+from fairhead.language.before_after import compare_suites, markdown_of
+from fairhead.language.before_after_report import report_of, verdict
 from fairhead.language.benchmarks import benchmark_named
 from fairhead.language.item_table import ItemTable, read_items
 from fairhead.language.suite import Suite
