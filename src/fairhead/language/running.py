@@ -356,7 +356,7 @@ def _measured(benchmark: Benchmark, work: Work, stored: GenerationJournal | None
 
 def continue_prompts(benchmark: Benchmark, work: Work) -> tuple[Answers[Generation], str | None]:
     """Continuations of a benchmark's prompts, and the file that keeps them; what that holds is not computed again."""
-    from fairhead.language.observing import generate
+    from fairhead.language.generation import generate
 
     assert benchmark.prompts is not None
     settings = {**work.settings, **work.sampling.settings()}

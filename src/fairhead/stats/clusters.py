@@ -276,3 +276,33 @@ def _sums_of(values: Array, number: NDArray[np.integer], count: int) -> Array:
     found = np.zeros((count, values.shape[1]))
     np.add.at(found, number, values)
     return found
+
+
+class ClusterMeans(NamedTuple):
+    """Means with intervals and one-sided tests that they are above 0, [k] each; NaN where nothing can be said."""
+
+    value: Array
+    low: Array
+    high: Array
+    t: Array
+    p: Array
+
+
+def cluster_means(values: Array, clusters: Sequence[Hashable], level: float = 0.95) -> ClusterMeans:
+    """Means of [n, k] over n rows by Student's t, clusters as units.
+
+    Example:
+        >>> found = cluster_means(np.array([[1.0], [2.0], [3.0]]), "abc")
+        >>> [round(float(part[0]), 3) for part in found]
+        [2.0, -0.484, 4.484, 3.464, 0.037]
+    """
+    from scipy.special import stdtr
+
+    mean = values.mean(axis=0)
+    if len(set(clusters)) < 2:
+        nothing = np.full(mean.shape, np.nan)
+        return ClusterMeans(mean, nothing, nothing, nothing, nothing)
+    errors = cluster_errors((values - mean) / len(values), np.array(list(clusters)))
+    reach = errors.reach(level)
+    t = np.divide(mean, errors.se, out=np.full(mean.shape, np.nan), where=errors.se > 1e-12)
+    return ClusterMeans(mean, mean - reach, mean + reach, t, stdtr(errors.clusters - 1, -t))

@@ -10,6 +10,7 @@ from scipy import stats
 
 from fairhead.data.sentences import CrowsPair, StereoSetItem, Triplet
 from fairhead.errors import InputError
+from fairhead.language.attention_reading import NO_SPAN, PairGaps, TokenGaps, read_gaps
 from fairhead.language.benchmarks.attention_gap import (
     BENCHMARK,
     EQUAL,
@@ -20,7 +21,6 @@ from fairhead.language.benchmarks.attention_gap import (
     study,
     table,
 )
-from fairhead.language.observing import NO_SPAN, PairGaps, TokenGaps, read_gaps
 from fairhead.language.packing import align, slots
 from fairhead.language.scorer import Scorer
 from fairhead.stats.bootstrap import Resampling

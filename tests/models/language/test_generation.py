@@ -14,7 +14,7 @@ from fairhead.cli import main
 from fairhead.errors import InputError
 from fairhead.language.answers import GenerationJournal, Prompt, Sampling, read_generations
 from fairhead.language.benchmarks.bold import prompts, read_bold
-from fairhead.language.observing import _Draw, generate
+from fairhead.language.generation import _Draw, generate
 from fairhead.language.scorer import Scorer
 
 PROMPTS = [

@@ -15,11 +15,12 @@ from fairhead.data.sentences import StereoSetItem, Triplet, TripletSplit
 from fairhead.errors import InputError
 from fairhead.language import Request, load_scorer
 from fairhead.language.answers import Prompt, Sampling
+from fairhead.language.attention_reading import read_gaps
 from fairhead.language.benchmarks import attention_entropy
 from fairhead.language.benchmarks.attention_gap import SentencePair
 from fairhead.language.benchmarks.perplexity import Document
+from fairhead.language.generation import generate
 from fairhead.language.lexicons import read_swaps
-from fairhead.language.observing import generate, read_gaps
 from fairhead.language.scorer import Scorer
 from fairhead.mitigate import names
 from fairhead.mitigate.language_trainer import LanguageTrainer

@@ -9,7 +9,7 @@ from fairhead.language.answers import Prompt, Request, Sampling
 from fairhead.language.benchmarks import attention_entropy
 from fairhead.language.benchmarks.perplexity import Document
 from fairhead.language.benchmarks.perplexity import table as perplexity_table
-from fairhead.language.observing import generate
+from fairhead.language.generation import generate
 from fairhead.language.packing import start_token, starting
 from fairhead.language.scorer import Scorer
 from fairhead.mitigate.triplets import encode_triplets

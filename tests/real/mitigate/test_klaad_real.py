@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from fairhead.language import load_scorer
+from fairhead.language.attention_reading import read_gaps
 from fairhead.language.benchmarks.attention_gap import BENCHMARK, EQUAL, sentence_pairs, table
 from fairhead.language.benchmarks.crows_pairs import read_crows_pairs
-from fairhead.language.observing import read_gaps
 from fairhead.mitigate.klaad import KLAAD
 from fairhead.mitigate.language_trainer import LanguageTrainer
 from fairhead.mitigate.triplets import TripletData, targets

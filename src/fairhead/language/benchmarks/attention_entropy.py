@@ -43,7 +43,7 @@ def table(
     """
     import torch
 
-    from fairhead.language.observing import read_attention
+    from fairhead.language.attention_reading import read_attention
 
     width = min(window, scorer.context)
     if width < 3:

@@ -1,7 +1,7 @@
 """Where attention parts ways between a stereotyped sentence and its counterpart: on the words that differ?
 
 KLAAD's motivation: in a pair of sentences, is the token whose attention differs most one of those that carry the bias?
-`observing.read_gaps` reads a model; this file makes figures of what it read, and needs no torch.
+`attention_reading.read_gaps` reads a model; this file makes figures of what it read, and needs no torch.
 
 Read the answer with care. Tokens that differ have keys that differ, in any model and for any words: that attention to
 them differs most is no proof of bias. What tells something is how the figures compare, between models, heads or kinds
@@ -10,7 +10,7 @@ of bias.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 
@@ -35,11 +35,11 @@ from fairhead.report.wording import number, signed
 from fairhead.settings import Option, WholeNumber
 from fairhead.stats import Estimate, adjust, p_text
 from fairhead.stats.bootstrap import Array, Resampling
-from fairhead.stats.clusters import cluster_errors
+from fairhead.stats.clusters import cluster_means
 from fairhead.stats.paired import permutation_p
 
 if TYPE_CHECKING:
-    from fairhead.language.observing import PairGaps
+    from fairhead.language.attention_reading import PairGaps
     from fairhead.report.page import Sentence
     from fairhead.report.sections.plain import PlainTables
 
@@ -101,10 +101,10 @@ def study(
     """
     layer, chance, clusters = _number(gaps, options.layer), gaps.chance, [pair.cluster for pair in gaps.pairs]
     hit, on, off = gaps.of_layers()
-    means = _means(hit - chance[:, None], clusters, how.level)
+    means = cluster_means(hit - chance[:, None], clusters, how.level)
     by_layer = np.column_stack([means.value, means.low, means.high, on.mean(0), off.mean(0)])
     names = ("above_chance", "low", "high", "gap_on_span", "gap_elsewhere")
-    heads = _means((gaps.hit - chance[:, None, None]).reshape(len(chance), -1), clusters, how.level)
+    heads = cluster_means((gaps.hit - chance[:, None, None]).reshape(len(chance), -1), clusters, how.level)
     adjusted = np.array(adjust([None if np.isnan(p) else float(p) for p in heads.p], "holm"), dtype=np.float64)
     grids = {"value": heads.value, "low": heads.low, "high": heads.high, "p_adjusted": adjusted}
     by_chance = _shifted(gaps, layer, n_perm, how.seed)
@@ -129,31 +129,9 @@ def _number(gaps: "PairGaps", layer: int) -> int:
     return layer % layers
 
 
-class _Means(NamedTuple):
-    value: Array
-    low: Array
-    high: Array
-    t: Array
-    p: Array
-
-
-def _means(values: Array, clusters: Sequence[str], level: float = 0.95) -> _Means:
-    """Means of [n, k] over n with intervals and one-sided tests by Student's t, clusters as units: [k] each."""
-    from scipy.special import stdtr
-
-    mean = values.mean(axis=0)
-    if len(set(clusters)) < 2:
-        nothing = np.full(mean.shape, np.nan)
-        return _Means(mean, nothing, nothing, nothing, nothing)
-    errors = cluster_errors((values - mean) / len(values), np.array(clusters))
-    reach = errors.reach(level)
-    t = np.divide(mean, errors.se, out=np.full(mean.shape, np.nan), where=errors.se > 1e-12)
-    return _Means(mean, mean - reach, mean + reach, t, stdtr(errors.clusters - 1, -t))
-
-
 def _tested(values: Array, clusters: Sequence[str], by_chance: Array) -> dict[str, float | None]:
     """A one-sided test that a mean is above 0; t and p are None where every pair has the same value."""
-    found = _means(values[:, None], clusters)
+    found = cluster_means(values[:, None], clusters)
     mean, t, p = (None if np.isnan(part[0]) else float(part[0]) for part in (found.value, found.t, found.p))
     by_permutation = permutation_p(float(found.value[0]), by_chance)
     return {"mean": mean, "t": t, "p": p, "p_permutation": by_permutation, "n": len(values)}
@@ -161,7 +139,7 @@ def _tested(values: Array, clusters: Sequence[str], by_chance: Array) -> dict[st
 
 def _shifted(gaps: "PairGaps", layer: int, n_perm: int, seed: int) -> dict[str, Array]:
     """Means over pairs, [n_perm], with each pair's span moved round its sentence by a random number of places."""
-    from fairhead.language.observing import largest_on
+    from fairhead.language.attention_reading import largest_on
 
     longest = max(len(tokens.changed) for tokens in gaps.tokens)
     hit, apart = np.zeros((2, len(gaps.tokens), longest))
@@ -324,7 +302,7 @@ def shown(gap: BenchmarkResult, level: float) -> "PlainTables":
 
 
 def _measure(work: Work) -> Measured:
-    from fairhead.language.observing import read_gaps
+    from fairhead.language.attention_reading import read_gaps
 
     how = {"average": work.options.average, "start_token": work.options.counts_start_token}
     gaps = read_gaps(work.scorer, sentence_pairs(work.items), **how, progress=work.progress)
