@@ -59,7 +59,8 @@ every batch over them.
 """
 _LANGUAGE_EPILOG = """
 **Training data**: triplets (a stereotype, an anti-stereotype and an unrelated sentence) of StereoSet or your own. With
-pairs, the third sentence is the less stereotypical sentence of another pair. A tenth of the target terms is held out
+pairs, the third sentence is the less stereotypical sentence of another pair. BBQ (`--data bbq:BBQ`) gives pairs that
+tell the same story of two people, once with the people swapped. A tenth of the target terms is held out
 (with pairs, a tenth of the pairs; pairs with the same words about different groups stay together). The model folder
 lists the training terms, so that `fairhead lm` leaves them out when it scores the model.
 
