@@ -46,9 +46,9 @@ Has the gap changed since last month? Two files of different rows:
 
     fairhead audit march.csv --label y --prediction yhat --group race --compare april.csv --unpaired
 
-With the groups that `fairhead discover` found:
+A table that fairhead wrote, whose columns it knows, with the groups that `fairhead discover` found:
 
-    fairhead audit preds.csv --label y --prediction yhat --id id --groups-from found/groups.csv
+    fairhead audit run/records.csv --groups-from found/groups.csv
 
 **How to read the output**
 
@@ -66,9 +66,11 @@ class Columns:
     """The columns of the table.
 
     Attributes:
-        label: true classes. Repeat it, with as many --prediction, if a row can have several labels.
+        label: true classes. Repeat it, with as many --prediction, if a row can have several labels. Leave it out for a
+            table that fairhead wrote, such as records.csv, whose columns it knows.
         target: true numbers, instead of --label; --prediction then names the column of predicted numbers.
-        group: group column; repeat it for several. With --groups-from, the default is all columns of that file.
+        group: group column; repeat it for several. With --groups-from, the default is all columns of that file; for a
+            table that fairhead wrote, all its groups.
         prediction: predicted classes.
         score: score of the positive class, which must be a probability unless --threshold is given; or one column for
             each class, in sorted order.
@@ -87,7 +89,7 @@ class Columns:
         decimal: decimal separator of CSV and TSV files, a point or a comma.
         drop_missing: drop rows with blank or NaN values; a row without a group is left out only of figures by that
             column.
-        groups_from: CSV file with more group columns by id, such as the groups.csv of `fairhead discover`; needs --id.
+        groups_from: CSV file with more group columns, such as the groups.csv of `fairhead discover`, joined on --id.
     """
 
     panel: ClassVar[str] = "The table"
@@ -109,15 +111,46 @@ class Columns:
     drop_missing: bool = False
     groups_from: Annotated[str | None, Option(metavar="FILE")] = None
 
+    def check(self, comparing: "Comparing") -> None:
+        """Refuse columns that are named in part, or twice: a gap between groups that are the label means nothing."""
+        if self.label and self.target is not None:
+            raise InputError("--label (true classes) and --target (true numbers) cannot be combined; give one of them")
+        named = {*self.prediction, *self.score, self.cluster, self.weight, comparing.id}
+        if not self.label and self.target is None and named - {"cluster", "weight", "id", None}:
+            raise InputError("Missing option '--label'; name a column of true classes, or --target for true numbers")
+        if (self.label or self.target is not None) and not self.group and self.groups_from is None:
+            raise InputError("Missing option '--group'; name a group column, or give --groups-from FILE")
+        if len(self.prediction) > max(1, len(self.label)):
+            raise InputError(f"--prediction names {', '.join(self.prediction)}; expected one, or one for each --label")
+        parts: dict[str, Iterable[str | None]] = {
+            "--label": self.label,
+            "--target": [self.target],
+            "--prediction": self.prediction,
+            "--score": self.score,
+            "--group": dict.fromkeys(self.group),
+            "--compare-prediction": [comparing.compare_prediction],
+        }
+        seen: dict[str, str] = {}
+        for option, column in ((option, column) for option, names in parts.items() for column in names if column):
+            if column in seen:
+                raise InputError(f"column {column!r} is given as {seen[column]} and as {option}; give it once")
+            seen[column] = option
+        if comparing.compare_prediction is None:
+            return
+        if self.target is not None or len(self.label) > 1:
+            raise InputError(
+                "--compare-prediction needs one --label; put the other predictions in a file for --compare"
+            )
+        if len(self.prediction) != 1:
+            raise InputError("--compare-prediction needs --prediction, the column to compare it with")
+
     def read(self, path: str, comparing: "Comparing") -> "Sequence[Records]":
         """The records of a file, and those that they are compared with."""
         from fairhead.audit.audited_rows import read_both, read_rows
+        from fairhead.records.columns import tidy_levels  # classes are read as those of a text file
+        from fairhead.records.layout import GroupFile, find_column
 
-        joined = None
-        if self.groups_from is not None:
-            from fairhead.records.layout import GroupFile
-
-            joined = GroupFile.read(self.groups_from)
+        joined = None if self.groups_from is None else GroupFile.read(self.groups_from)
         further = () if joined is None else joined.columns
         several, second = len(self.label) > 1, comparing.compare_prediction
         as_given = ("target", "cluster", "weight", "drop_missing", "where", "encoding", "decimal")
@@ -125,13 +158,13 @@ class Columns:
             "label": list(self.label) if several else (*self.label, "label")[0],
             "prediction": list(self.prediction) if several else (*self.prediction, None)[0],
             "score": self.score or None,
-            "groups": [name for name in self.group if name not in further],
+            "groups": [name for name in self.group if name not in further and (self.label or self.target)],
             "id": "id" if comparing.id is None and joined is not None else comparing.id,
-            "classes": _typed(self.classes) or None,
+            "classes": tidy_levels(list(self.classes), text_only=True) or None,
             "threshold": _threshold(self.threshold),
             "bins": _edges(self.bins),
         }
-        positive = None if self.positive is None else _typed([self.positive])[0]
+        positive = None if self.positive is None else tidy_levels([self.positive], text_only=True)[0]
         if second is not None:
             columns["prediction"] = (columns["prediction"], second)
         if second is None and comparing.compare is None:
@@ -139,9 +172,11 @@ class Columns:
         else:
             found = [*read_both(path, comparing.compare, positive, columns)[:2]]
         for i, one in enumerate(found):
-            more = {} if joined is None else joined.of(one.id)
-            chosen = {name: column for name, column in more.items() if not self.group or name in self.group}
-            found[i] = replace(one, groups={**one.groups, **chosen})
+            groups = {**one.groups, **({} if joined is None else joined.of(one.id))}
+            wanted = self.group or further or tuple(groups)
+            for name in self.group:
+                find_column(name, list(groups), path)
+            found[i] = replace(one, groups={name: column for name, column in groups.items() if name in wanted})
         return found
 
 
@@ -199,7 +234,7 @@ class Comparing:
         compare: a second file with the same columns, joined on --id, or row by row without it.
         compare_prediction: a second prediction column in the same file.
         unpaired: --compare has different rows, such as another month; shows the drift of gaps and rates.
-        id: column of unique values to join two files on.
+        id: column of unique values to join two files on (--groups-from: by default id).
         correction: correction of p-values over all differences: Westfall-Young, Holm or Benjamini-Hochberg.
     """
 
@@ -248,15 +283,7 @@ def audit_command(
         raise InputError("--unpaired compares with the rows of another file; name it with --compare")
     if path == other_file == "-":
         raise InputError("only one of the two files can be standard input; name the other")
-    if not columns.group and columns.groups_from is None:
-        raise InputError("Missing option '--group'; name a group column, or give --groups-from FILE")
-    if bool(columns.label) == (columns.target is not None):
-        raise InputError("Missing option '--label'; name a column of true classes, or use --target for true numbers")
-    if len(columns.prediction) > max(1, len(columns.label)):
-        raise InputError(f"--prediction names {', '.join(columns.prediction)}; expected one, or one for each --label")
-    if other_column is not None and (columns.target is not None or len(columns.label) > 1):
-        raise InputError("--compare-prediction needs one --label; put the other predictions in a file for --compare")
-    _check_parts(columns, other_column)
+    columns.check(comparing)
     output.check(path, other_file, columns.groups_from, pages=(output.ll144, output.eu_ai_act))
     from rich.markup import escape
 
@@ -283,8 +310,7 @@ def audit_command(
     if statistics.slices is not None:
         from fairhead.audit.slices import worst_slices
 
-        how = {name: getattr(statistics, name) for name in ("seed", "n_boot", "level")}
-        worst = worst_slices(records, statistics.slices, **how)
+        worst = worst_slices(records, statistics.slices, **{k: chosen[k] for k in ("seed", "n_boot", "level")})
         sliced = [worst.section()]
     for name in output.rate:
         one_of(name, list(found.by_group[0].rates), "--rate")
@@ -315,25 +341,6 @@ def audit_command(
             compared.show(console, names)
 
 
-def _check_parts(columns: Columns, other: str | None) -> None:
-    """A column has one part to play: a gap between groups that are the label, say, means nothing."""
-    parts: dict[str, Iterable[str | None]] = {
-        "--label": columns.label,
-        "--target": [columns.target],
-        "--prediction": columns.prediction,
-        "--score": columns.score,
-        "--group": dict.fromkeys(columns.group),
-        "--compare-prediction": [other],
-    }
-    seen: dict[str, str] = {}
-    for option, column in ((option, column) for option, names in parts.items() for column in names if column):
-        if column in seen:
-            raise InputError(f"column {column!r} is given as {seen[column]} and as {option}; give it once")
-        seen[column] = option
-    if other is not None and len(columns.prediction) != 1:
-        raise InputError("--compare-prediction needs --prediction, the column to compare it with")
-
-
 def _threshold(given: str | None) -> float | str | None:
     """A number, or "median"."""
     try:
@@ -356,13 +363,6 @@ def _edges(given: Sequence[str]) -> dict[str, list[float]]:
         if not column or not all(math.isfinite(edge) for edge in found[column]):
             raise InputError(f"--bins is {text!r}; expected a column and the edges of its groups: age=25,45")
     return found
-
-
-def _typed(values: Sequence[str]) -> list[Any]:
-    """Classes on the command line, read as a text file would be."""
-    from fairhead.records.columns import tidy_levels
-
-    return tidy_levels(list(values), text_only=True)
 
 
 def _what(records: "Records", path: str, n_joined: int) -> str:

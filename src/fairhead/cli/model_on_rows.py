@@ -27,7 +27,7 @@ The test rows of labelled pictures, before and after an edit, and an audit of bo
 
     fairhead predict --model edited --data images:labels.csv --label smiling --group sex --out after.csv
 
-    fairhead audit before.csv --compare after.csv --group sex
+    fairhead audit before.csv --compare after.csv
 
 **Output columns**: id, label (if there is one), prediction, score (of the positive class, or one per class if there are
 more than two) and the groups. The suffix of `--out` selects CSV, TSV, JSONL or Parquet.
@@ -52,7 +52,7 @@ the other half, which corrects for selecting the worst of many:
 
 Use the groups in other commands:
 
-    fairhead audit run/records.csv --label label --pred prediction --groups-from found/groups.csv
+    fairhead audit run/records.csv --groups-from found/groups.csv
 
     fairhead locate --model run/model --data images:labels.csv --label smiling --groups-from found/groups.csv
       --group discovered --out heads

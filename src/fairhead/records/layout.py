@@ -56,6 +56,12 @@ class Layout:
                 raise InputError(f"the target {target!r} needs a column of predicted numbers, and no score")
             found = cls(None, None, (target, prediction), groups, id, cluster, weight)
         elif prediction is None and not scores and not groups:
+            if label not in columns:
+                raise InputError(
+                    f"{table} is not a table that fairhead wrote: it has no column {label!r}. Name its columns "
+                    "(--label, --prediction or --score, --group; in Python label=, prediction= or score=, groups=): "
+                    f"{', '.join(map(str, columns))}"
+                )
             scores = tuple(name for name in columns if name == "score" or name.startswith("score:"))
             roles: dict[str, Any] = {
                 role: role for role in ("prediction", "id", "cluster", "weight") if role in columns

@@ -485,3 +485,28 @@ def test_what_is_read_is_not_written_over(preds, capsys, option):
 
 def test_a_search_has_as_many_configurations_as_the_help_says(preds, capsys):
     assert "--search is 3; expected a whole number of at least 10" in refused(capsys, "bench", "utkface", "--search", 3)
+
+
+def test_a_table_that_fairhead_wrote_needs_no_names_of_columns(preds, capsys):
+    """As the help of `predict` and `discover` shows."""
+    frame = a_frame()
+    names = {"label": "y", "groups": ["race", "gender"], "id": "id", "cluster": "doc"}
+    for name, column in {"before.csv": "yhat", "after.csv": "new"}.items():
+        Records.from_frame(frame, prediction=column, **names).save(name)
+    named = "--label", "y", "--pred", "yhat", "--group", "race", "--group", "gender", "--id", "id", "--cluster", "doc"
+    options = "--n-boot", "100", "--compare"
+    given = as_json(capsys, "audit", "before.csv", *options, "after.csv")
+    frame.assign(yhat=frame.new).to_csv("new.csv", index=False)
+    asked = as_json(capsys, "audit", "preds.csv", *named, *options, "new.csv")
+    assert given["estimates"] == asked["estimates"]
+    assert given["comparison"]["differences"] == asked["comparison"]["differences"]
+    one = as_json(capsys, "audit", "before.csv", "--group", "gender", "--n-boot", "100")
+    assert {found["group_by"] for found in one["estimates"]} - {None} == {"gender"}
+    pd.DataFrame({"id": frame.id, "found": ["a", "b"] * 600}).to_csv("groups.csv", index=False)
+    joined = as_json(capsys, "audit", "before.csv", "--groups-from", "groups.csv", "--n-boot", "100")
+    assert {found["group_by"] for found in joined["estimates"]} - {None} == {"found"}
+    assert "before.csv has no column 'sex'" in refused(capsys, "audit", "before.csv", "--group", "sex")
+    assert "no column 'label'. Name its columns (--label" in refused(capsys, "audit", "preds.csv", "--group", "race")
+    assert "Missing option '--label'" in refused(capsys, "audit", "before.csv", "--pred", "prediction")
+    both = refused(capsys, "audit", "preds.csv", *ARGUMENTS, "--target", "p")
+    assert "--label (true classes) and --target (true numbers) cannot be combined" in both
