@@ -39,12 +39,12 @@ SHADES = ("dark", "light")
 # Called with the name of a stage, how much of it is done, how much there is, and a word about it.
 Tell = Callable[[str, int, int, str], None]
 _WHAT_WAS_DONE = (
-    "There are {train} training pictures, whose background follows the label in {bias:g} % of cases; {val} validation "
-    "pictures, as they would come from where the model is used: each digit on either background; and {test} test "
-    "pictures: every test digit appears once on a dark and once on a light background. In validation and test "
-    "pictures, the background is independent of the label.\n\n"
+    "There are {train:,} training pictures, whose background follows the label in {bias:g} % of cases; {val:,} "
+    "validation pictures, as they would come from where the model is used: each digit on either background; and "
+    "{test:,} test pictures: every test digit appears once on a dark and once on a light background. In validation and "
+    "test pictures, the background is independent of the label.\n\n"
     "The encoder is the same network after a short plain training, which learns the easiest feature first: the "
-    "background. Clustering its features uses neither labels nor backgrounds. `auto` weights the training pictures so "
+    "background. Clustering its features uses neither labels nor backgrounds. auto weights the training pictures so "
     "that clusters and labels are independent (balance), so that they resemble the validation pictures (match), or "
     "both, and selects the candidate with the most even accuracy across clusters on validation pictures. All models "
     "start from the same weights and train for the same number of epochs. Neither training nor selection sees the "

@@ -176,7 +176,9 @@ def group_columns(records: Records, group_by: str | Sequence[str] | None, inters
         if len(records.groups[name].levels) < 2:
             only = [str(level) for level in records.groups[name].levels]
             raise InputError(f"Group column {name!r} has one group only, {only}; a gap needs at least two.")
-        many = len(records.groups[name].levels)
+        many, long = len(records.groups[name].levels), max(map(str, records.groups[name].levels), key=len)
+        if len(long) > 200:  # characters
+            raise InputError(f"Group column {name!r} has texts ({len(long):,} characters: {long[:40]}…), not groups.")
         if many > max(_IDS, len(records) / 2) and np.bincount(records.groups[name].complete().codes).max() < _LEAST:
             raise InputError(
                 f"Group column {name!r} has {many:,} groups in {len(records):,} rows, as ids have; name a column of "
@@ -262,8 +264,8 @@ def _reference(text: str, groups: Mapping[str, Sequence[str]]) -> tuple[str, str
     if len(having) == 1:
         return having[0], text
     every = [group for known in groups.values() for group in known]
-    why = f"{' and '.join(having)} have it; say which, as {having[0]}={text}" if having else f"there are {every}"
-    raise InputError(f"The reference group {text!r} is not in one column alone: {why}.{did_you_mean(text, every)}")
+    why = f"{' and '.join(having)} have it; say which, as {having[0]}={text}" if having else f"groups are {every}"
+    raise InputError(f"The reference group is {text!r}, but {why}.{did_you_mean(text, every)}")
 
 
 class Joined(NamedTuple):
@@ -285,7 +287,7 @@ def join(a: Records, b: Records) -> Joined:
         raise InputError("Only one of the two sets of records has ids; give both an id column, or neither.")
     if a.id is None or b.id is None:
         if len(a) != len(b):
-            raise InputError(f"Without ids both must have the same rows, but a has {len(a)} and b has {len(b)}.")
+            raise InputError(f"a has {len(a):,} rows, b {len(b):,}: join them on --id, or give --unpaired for samples.")
     else:
         a_ids, b_ids = _comparable(a.id, b.id)
         _refuse_duplicates(a.provenance.get("path", "a"), a_ids)

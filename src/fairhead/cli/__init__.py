@@ -67,7 +67,7 @@ def demo_command(
 
     Takes about a minute. Writes report.html and report.json, the records behind every figure, and the models.
 
-    The same seed gives the same figures.
+    The same seed gives the same figures on the same machine; processors round differently, and training amplifies that.
     """
     need("demo")
     from fairhead.demo import DemoPlan, run_demo

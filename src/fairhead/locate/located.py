@@ -148,7 +148,10 @@ class Located(ABC):
         """The report; with `images`, those at the ends of each head's axis are shown."""
         maps = self.maps()
         sections: list[Section] = [
-            Text(title="Method", text="\n\n".join([self.done(), *notes, *self.notes, *self.limits])),
+            Text(
+                title="How heads were selected and tested",
+                text="\n\n".join([self.done(), *notes, *self.notes, *self.limits]),
+            ),
             Headmaps(title="Head maps", names=list(maps), maps=list(maps.values())),
             *([] if self.beside is None else self.beside.sections()),
         ]

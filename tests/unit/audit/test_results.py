@@ -271,3 +271,11 @@ def test_ids_are_no_groups_and_numbers_should_be_binned(tmp_path, capsys):
     assert "numeric groups: combine them with --bins age=25,45" in " ".join(capsys.readouterr().out.split())
     main([*named, "--group", "age", "--bins", "age=30,50"])
     assert "--bins" not in capsys.readouterr().out
+
+
+def test_texts_are_no_groups(tmp_path, capsys):
+    file = tmp_path / "posts.csv"
+    file.write_text("\n".join(["y,yhat,post", *(f"{i % 2},{i % 3 % 2},{'word ' * 50}{i % 7}" for i in range(300))]))
+    with pytest.raises(SystemExit):
+        main(["audit", str(file), "--label", "y", "--prediction", "yhat", "--group", "post", "--n-boot", "100"])
+    assert "Group column 'post' has texts (251 characters: word word" in capsys.readouterr().err
