@@ -25,6 +25,12 @@ if TYPE_CHECKING:
 
 LOCK = ".lock"
 _PARTS = ".[0-9]*.part.*"  # what `whole_file` writes to
+_OF_COMMANDS = {
+    "run.json": "mitigate",
+    "headmap.json": "locate",
+    "groups.csv": "discover",
+    "attention.json": "attention",
+}
 _log = logging.getLogger(__name__)
 PathLike = str | os.PathLike[str]
 
@@ -117,6 +123,19 @@ def made_folder(path: PathLike, hint: str = "give another folder") -> Path:
         with tempfile.TemporaryFile(dir=folder):
             pass
     return folder
+
+
+def refuse_others(folder: PathLike, own: str) -> None:
+    """Refuse a folder that holds what another command wrote: both write records and a report, by the same names.
+
+    Example:
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = Path(folder, "headmap.json").write_text("{}")
+        ...     refuse_others(folder, "headmap.json")
+    """
+    for file, command in _OF_COMMANDS.items():
+        if file != own and (Path(folder) / file).is_file():
+            raise InputError(f"{folder} holds the results of fairhead {command} ({file}): give another folder")
 
 
 @contextmanager

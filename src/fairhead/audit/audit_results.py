@@ -210,7 +210,8 @@ def audit_verdicts(audit: Audit, rates: Sequence[str] = ()) -> list[report.Sente
     options = audit.provenance.get("audit", {})
     level, headline = options.get("level", 0.95), options.get("headline", HEADLINE)
     gaps = [e for e in audit.estimates if e.metric in headline and e.group_by is not None]
-    verdicts = _headlines(gaps, level)
+    without = report.Sentence("No group column was named (--group; groups=), so there is no gap to report.", "note")
+    verdicts = _headlines(gaps, level) if audit.by_group else [without]
     if rates and verdicts[0].tone == "bad":
         verdicts[1:1] = _against_reference(audit, rates)
     for of_all in audit.estimates:

@@ -30,7 +30,7 @@ from fairhead.report.sections import Section
 from fairhead.report.sections.audited import Audited
 from fairhead.report.sections.changes import Compared
 from fairhead.report.sections.plain import Text
-from fairhead.store import reading, whole_folder, write_json
+from fairhead.store import reading, refuse_others, whole_folder, write_json
 from fairhead.train.last_encoder import put_back
 from fairhead.train.loop import TrainingDiverged, written_by_first
 from fairhead.train.step import Examples
@@ -196,6 +196,7 @@ def mitigate(
     out = Path(out)
     checkpoints = out / "checkpoint"  # until the run has ended
     with written_by_first(out) as writes:
+        refuse_others(out, "run.json")
         _tell_what_is_replaced(out / "run.json", cell)
 
         def keep(trained: Trained, task: Task) -> None:

@@ -16,7 +16,7 @@ from fairhead.cli.options import options, single_command
 from fairhead.errors import InputError
 from fairhead.locate.locate_settings import LocatePlan, Source
 from fairhead.settings import Option, Range
-from fairhead.store import locked
+from fairhead.store import locked, refuse_others
 
 EPILOG = """
 **Examples**
@@ -166,6 +166,7 @@ def _answered(
     need()
     for folder in (output.out, save):
         if folder is not None:  # refuse a folder that cannot be written before the work
+            refuse_others(folder, "headmap.json")
             context.with_resource(locked(folder))
     from fairhead.locate.answer import answer, check_target
 

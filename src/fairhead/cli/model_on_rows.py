@@ -12,7 +12,7 @@ from fairhead.cli.options import options
 from fairhead.errors import InputError
 from fairhead.locate.locate_settings import AttentionPlan
 from fairhead.settings import Count, Option, Seed
-from fairhead.store import locked
+from fairhead.store import locked, refuse_others
 
 PREDICT_EPILOG = """
 **Examples**
@@ -115,9 +115,10 @@ def predict_command(asked: Predicting, columns: DataColumns) -> None:
     need()
     check_output(asked.out, asked.data.partition(":")[2])
     reader_options = columns.options(asked.data)
-    from fairhead.records.table_files import write
+    from fairhead.records.table_files import file_format, write
     from fairhead.verbs import predict
 
+    file_format(asked.out)  # a suffix that is not known should not wait for the model
     given = {name: value for name, value in vars(asked).items() if name not in ("model", "data", "out")}
     found = predict(asked.model, asked.data, **given, **reader_options)
     write(found, asked.out)
@@ -163,6 +164,7 @@ def discover_command(context: typer.Context, asked: Discovering, columns: DataCo
     reader_options = columns.options(asked.data)
     from fairhead.verbs import discover
 
+    refuse_others(asked.out, "groups.csv")
     context.with_resource(locked(asked.out))
     given = {name: value for name, value in vars(asked).items() if name not in ("data", "encoder", "out")}
     with progress() as shown:
@@ -200,6 +202,7 @@ def attention_command(context: typer.Context, asked: Looking, columns: DataColum
     if against is not None and against.resolve() == model.resolve():
         raise InputError(f"--against is {str(against)!r}, the model itself: give another one, or leave it out")
     _ = plan.dimensions  # a mistake there should not wait for the work
+    refuse_others(out, "attention.json")
     context.with_resource(locked(out))
     from fairhead.locate.read_qk import attention_by_group
 

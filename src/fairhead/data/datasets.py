@@ -173,8 +173,11 @@ class Dataset:
         """Inputs and labels of one part: all that training may see."""
         rows = np.flatnonzero(self.split == split)
         if not len(rows):
+            found = ", ".join(f"{part} ({size:,} rows)" for part, size in self.sizes.items())
+            hint = did_you_mean(split, list(self.sizes))
             raise InputError(
-                f"{self.name} has no {split!r} part; there are {self.sizes}.{did_you_mean(split, list(self.sizes))}"
+                f"{self.name} has no {split!r} part, only {found}.{hint} Use more rows, or name a column of the parts "
+                "train, val and test (--split; split=)"
             )
         return self.all.take(rows)
 

@@ -229,7 +229,8 @@ def _labelled(name: str, table: Table, rows: NDArray[np.intp], inputs: Inputs, h
     known = None if how.person is None else table.cells(how.person)[rows].tolist()
     person = None if known is None else np.array([who or f"row {row}" for who, row in zip(known, rows, strict=True)])
     for reason, names in how.skips.found().items():
-        _log.warning("%s: %s rows are left out, also of training: %s", table.name, f"{len(names):,}", reason)
+        left = f"{len(names):,} row{' is' if len(names) == 1 else 's are'}"
+        _log.warning("%s: %s left out, also of training: %s", table.name, left, reason)
     groups = {group: group_column(table.cells(group)[rows]) for group in how.groups}
     for group, found in groups.items():
         if found.known is not None:

@@ -316,6 +316,10 @@ def labelled_rows(source: Source, prompts: Prompts | None = None, held_out: bool
     if (group < 0).any() and not others:
         notes.append(f"{int((group < 0).sum())} {noun} belong to neither pole of {name} and were left out.")
     rows = np.random.default_rng(source.seed).permutation(np.flatnonzero(usable & (group >= -len(others))))
+    if not len(rows):
+        raise InputError(
+            f"no {noun} remain to locate heads on. {' '.join(notes)} Give rows that the model does not know"
+        )
     if source.limit is not None and source.limit < len(rows):
         rows = even_rows(rows, group, source.limit)
     cluster, inputs = data.attributes.cluster, data.all.inputs

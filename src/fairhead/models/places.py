@@ -56,7 +56,8 @@ def find(model: str | os.PathLike[str], download: bool = False) -> Place:
     if (folder / "config.json").is_file():
         return Place(name, folder)
     if not (folder / ADAPTER).is_file():
-        raise InputError(f"{name}: expected a folder with a model (config.json); it has no config.json")
+        hint = f": did you mean {folder / 'model'}?" if (folder / "model" / "config.json").is_file() else ""
+        raise InputError(f"{name}: expected a folder with a model (config.json); it has no config.json{hint}")
     base = str(read_json(folder / ADAPTER).get("base_model_name_or_path"))
     try:
         under = find(folder / base if (folder / base).is_dir() else base, download)

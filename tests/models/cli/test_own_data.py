@@ -348,3 +348,34 @@ def test_two_names_for_one_column_are_refused(smiling, photo_options, capsys):
     with pytest.raises(SystemExit):
         run("locate", "--model", smiling / "model", *photo_options, "--concept", "gender")
     assert "--group sex and --concept gender name two columns" in capsys.readouterr().err
+
+
+def refusal(capsys, *arguments):
+    with pytest.raises(SystemExit):
+        run(*arguments)
+    return capsys.readouterr().err
+
+
+def test_a_folder_of_another_command_is_not_written_into(smiling, photo_options, tmp_path, capsys):
+    locate = ["locate", "--model", smiling / "model", *photo_options]
+    before = (smiling / "records.csv").read_bytes()
+    assert "holds the results of fairhead mitigate (run.json)" in refusal(capsys, *locate, "--out", smiling)
+    assert (smiling / "records.csv").read_bytes() == before
+    (tmp_path / "headmap.json").write_text("{}")
+    discover = ["discover", "--encoder", smiling / "model", *photo_options]
+    for command in (["mitigate", "erm", *photo_options, *TINY, *TRAINING], discover):
+        assert "results of fairhead locate (headmap.json)" in refusal(capsys, *command, "--out", tmp_path)
+    assert [file.name for file in tmp_path.iterdir() if file.name != ".lock"] == ["headmap.json"]
+
+
+def test_mistakes_name_the_way_out(smiling, photo_options, tmp_path, capsys):
+    predict = ["predict", *photo_options, "--label", "none", "--out"]
+    said = refusal(capsys, *predict, tmp_path / "new.csv", "--model", smiling)
+    assert f"it has no config.json: did you mean {smiling / 'model'}?" in said
+    said = refusal(capsys, *predict, tmp_path / "new.xlsx", "--model", tmp_path / "none")
+    assert "the suffix .xlsx is not known" in said
+    said = refusal(
+        capsys, "mitigate", "erm", *photo_options, "--split", "person", *TINY, *TRAINING, "--out", tmp_path / "run"
+    )
+    assert "has no 'train' part, only" in said
+    assert "name a column of the parts train, val and test (--split" in said

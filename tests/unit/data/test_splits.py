@@ -99,7 +99,7 @@ def test_rows_that_are_left_out_are_counted(caplog):
         {"text": list("abcd"), "y": ["a", "", "b", "a"], "g": ["f", "f", "m", ""]}, label="y", on_error="skip"
     )
     assert len(data) == 3
-    assert "1 rows are left out, also of training: no value in y" in caplog.text
+    assert "1 row is left out, also of training: no value in y" in caplog.text
 
 
 def test_test_rows_with_the_input_of_a_training_row_are_counted(caplog):
