@@ -28,9 +28,34 @@ if TYPE_CHECKING:
 _SHARED = "METHOD"
 
 EPILOG = f"""
-**For language models**, each with its own options (`fairhead mitigate klaad --help`)
+**Examples**
 
-{listed("language")}
+Start with `auto`, which needs no group labels and compares its model with plain training. Training a linear head on a
+frozen encoder is the quickest:
+
+    fairhead mitigate auto --data images:labels.csv --label smiling --group sex --model hub:facebook/dinov2-small
+      --train head --out run
+
+    fairhead mitigate auto --data texts:posts.csv --label toxic --group women --train head --max-length 64
+      --model hub:sentence-transformers/all-MiniLM-L6-v2 --option price=1 --out run
+
+Other methods, and references that train with groups:
+
+    fairhead mitigate dam --data utkface:UTKFace.zip --model vit-8x8 --epochs 30 --batch-size 256 --lr 1e-4 --out dam
+
+    fairhead mitigate jtt --data celeba:CelebA --label Attractive --model path:dinov2-small
+      --train last_encoder --option upweight=20 --against erm --out jtt
+
+    fairhead mitigate group_dro --reference-group white --data utkface:UTKFace.zip --model vit-8x8 --out reference
+
+**Settings of `auto`** (`--option KEY=VALUE`)
+
+- `price`: accuracy that the selected model may cost, in points (2).
+- `encoder`: whose features are clustered: `path:FOLDER`, or `features:FILE.npz` (by default the model itself).
+- `clusters`: their number (by default the most stable one).
+- `candidates`: what is tried (`[plain,balance,match,both]`).
+
+For the settings of another method, give it one that it does not have (`--option x=1`): the error lists them.
 
 **Methods** (none of them sees a group)
 
@@ -40,16 +65,9 @@ EPILOG = f"""
 
 {listed("classifier", uses_groups=True)}
 
-**Examples**
+**For language models**, each with its own options (`fairhead mitigate klaad --help`)
 
-    fairhead mitigate dam --data utkface:UTKFace.zip --model vit-8x8 --epochs 30 --batch-size 256 --lr 1e-4 --out dam
-
-    fairhead mitigate dam --data images:labels.csv --label smiling --group sex --model vit-8x8 --out own
-
-    fairhead mitigate jtt --data celeba:CelebA --label Attractive --model path:dinov2-small
-      --train last_encoder --option upweight=20 --against erm --out jtt
-
-    fairhead mitigate group_dro --reference-group white --data utkface:UTKFace.zip --model vit-8x8 --out reference
+{listed("language")}
 
 **Several GPUs**: `accelerate launch --num_processes 4 -m fairhead mitigate ...` runs one process per GPU and splits
 every batch over them.
@@ -101,7 +119,7 @@ class Asked:
     Attributes:
         data: as reader:path: utkface:UTKFace.zip, images:labels.csv, texts:posts.csv.
         model: a new model (vit-8x8: layers × heads), a folder, or a hub name in the local cache.
-        option: a setting of the method: upweight=20, values=4, ...
+        option: a setting of the method, such as price=1 of auto; see below.
         out: folder for model, records, audit and report.
     """
 
@@ -118,7 +136,7 @@ _PLAN = TrainingPlan(**RUN_PLAN)
 @options("mitigate")
 def mitigate_command(
     context: typer.Context,
-    method: Annotated[str, typer.Argument(help="dam, jtt, ...: see below.", metavar="METHOD")],
+    method: Annotated[str, typer.Argument(help="auto, dam, jtt, ...: see below.", metavar="METHOD")],
     asked: Asked,
     columns: DataColumns,
     how: RunSettings,
