@@ -127,7 +127,15 @@ def tokenizer_of(place: Place) -> Any:
             f"{place.name} is a {config.get('model_type')} model, which reads pictures; texts need an encoder such as "
             "BERT or RoBERTa"
         )
-    return read_beside(place, "the tokenizer", AutoTokenizer, folder)
+    found = read_beside(place, "the tokenizer", AutoTokenizer, folder)
+    if len(found) <= len(
+        found.all_special_tokens
+    ):  # what transformers makes where there are no files: no word is known
+        raise InputError(
+            f"{place.name} has no tokenizer: expected tokenizer.json beside {place.folder / 'config.json'}. Copy the "
+            "tokenizer's files from the model that this one was trained from (tokenizer.save_pretrained)"
+        )
+    return found
 
 
 def processor_of(place: Place) -> Any:

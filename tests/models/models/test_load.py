@@ -115,6 +115,13 @@ def test_a_model_of_pictures_has_no_tokenizer_and_says_so(tmp_path):
         tokenizer_of(find(tmp_path))
 
 
+def test_a_model_of_texts_without_a_tokenizer_is_refused(tmp_path):
+    """Transformers would make a tokenizer that knows no word, and every text would be the same."""
+    save(made("BERT"), tmp_path)
+    with pytest.raises(InputError, match=r"has no tokenizer: expected tokenizer.json beside .*config.json"):
+        tokenizer_of(find(tmp_path))
+
+
 @pytest.fixture(scope="module")
 def language(tmp_path_factory):
     return saved(tmp_path_factory.mktemp("language"))
