@@ -192,7 +192,7 @@ def run_trial(
     tell: Tell | None = None,
     sharers: Callable[[], int] | None = None,
 ) -> tuple[dict[str, Any], Records | None]:
-    """Its row and its answers for the validation rows, which a search looks at alone; arguments as of `run_cell`.
+    """Train one trial of a search; return its row and its predictions for the validation rows. See `run_cell`.
 
     A loss that is not finite is a result as well: the row says so, with what it cost.
     """

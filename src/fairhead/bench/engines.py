@@ -210,7 +210,7 @@ def _serve(pipe: Connection, workplace: Workplace, running: Any, environment: Ma
 
 
 def _on_ray(cells: Sequence[Cell], workplace: Workplace) -> Iterator[News]:
-    """As tasks of Ray, as many at once as there is room for."""
+    """Run cells as Ray tasks, as many at a time as the cluster has room for."""
     ray = _connected(workplace)
     room = ray.cluster_resources()
     if workplace.device == "auto":
@@ -302,7 +302,7 @@ def _stream(cell: Cell, workplace: Workplace, version: str) -> Iterator[News]:
 
 
 def _on_slurm(cells: Sequence[Cell], workplace: Workplace) -> Iterator[News]:
-    """As Slurm jobs, which report only their end; with `address` "local" or "debug" they run on this machine."""
+    """Run cells as Slurm jobs, which report only their end; `address` "local" or "debug" runs them here."""
     try:
         import submitit
     except ImportError:

@@ -107,7 +107,7 @@ class Method:
 
     @property
     def told(self) -> int:
-        """Its rung on the `LADDER`: the registered one, or higher where its options or its choice tell it more."""
+        """Its rung on the `LADDER`: that of its registration, or higher if its options or its selection use more."""
         if self.remark:
             return len(LADDER) - 1
         options = [pair for given in (self.options, *self.data_options.values()) for pair in given.items()]
@@ -143,13 +143,13 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Its place in the grid."""
+        """Its name: data, backbone, method and seed."""
         trial = "" if self.trial is None else f"trial {self.trial}/"
         return f"{self.data.name}/{self.backbone.name}/{self.method.name}/{trial}{self.seed}"
 
     @property
     def options(self) -> dict[str, Any]:
-        """Those of its method."""
+        """The options of its method."""
         return {**self.method.options, **self.method.data_options.get(self.data.name, {})}
 
     def settings(self) -> dict[str, Any]:

@@ -66,7 +66,7 @@ class Line:
         return metric in self.differences and self.differences[metric].significant
 
     def points(self, metric: str) -> str:
-        """Its difference, in points."""
+        """Its difference from the baseline, in points."""
         return signed(100 * (self.differences[metric].value or 0.0), 1)
 
     def to_dict(self) -> dict[str, Any]:

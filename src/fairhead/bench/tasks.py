@@ -63,7 +63,7 @@ class Task:
 
     @property
     def test_ids(self) -> NDArray[np.str_]:
-        """Of the test rows, [n]."""
+        """Ids of the test rows, [n]."""
         return self._ids["test"]
 
     @property

@@ -213,7 +213,7 @@ class Statistics:
     min_group: Annotated[NotNegative, Option(metavar="N|SHARE")] = 0
 
     def arguments(self) -> dict[str, Any]:
-        """As `fairhead.audit` takes them."""
+        """The arguments of `fairhead.audit`."""
         given = dict(vars(self))
         names, file, _ = given.pop("metric"), given.pop("metrics_from"), given.pop("slices")
         metrics: Sequence[Any] | None = names or None

@@ -177,7 +177,7 @@ class _Report:
         self._ended = 0
 
     def before(self, cells: int) -> None:
-        """So many cells need not run again."""
+        """Count cells that were done before."""
         self._ended += cells
 
     def __call__(self, news: "News") -> None:

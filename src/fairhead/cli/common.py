@@ -100,7 +100,7 @@ class Statistics:
     level: Annotated[Level, Option(metavar="SHARE")] = 0.95
 
     def resampling(self, n_boot: int = 2000) -> "Resampling":
-        """The same with a number of replicates where none was given."""
+        """The settings of the bootstrap, with `n_boot` replicates unless a number was given."""
         from fairhead.stats.bootstrap import Resampling
 
         return Resampling(self.n_boot or n_boot, self.seed, self.level)

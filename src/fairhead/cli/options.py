@@ -148,7 +148,7 @@ class _Offered(NamedTuple):
         return found
 
     def take(self, given: dict[str, Any]) -> Any:
-        """Its value as the settings class holds it, out of what typer hands over."""
+        """Its value for the settings class, taken from what typer parsed."""
         value = given.pop(self.key)
         if self.option.also:
             other = given.pop(f"{self.key}_also")

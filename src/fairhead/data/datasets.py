@@ -296,7 +296,7 @@ def _reordered(column: Column, levels: tuple[Any, ...]) -> Column:
 
 
 def group_column(values: ArrayLike) -> Column:
-    """The same of groups: "" is no group.
+    """Code groups as a `Column`; "" means that a row has no group.
 
     Example:
         >>> group_column(["w", "", "b"])

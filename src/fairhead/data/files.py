@@ -62,14 +62,14 @@ class Skips:
         self.errors(reason, [name], message)
 
     def errors(self, reason: str, names: Sequence[str], message: str) -> None:
-        """The same for several at once."""
+        """Raise `message`, or count all names under `reason` where errors are to be skipped."""
         if self.on_error == "raise":
             raise InputError(f"{message}: {mend_or_skip('it' if len(names) == 1 else 'them')}")
         for name in names:
             self.drop(reason, name)
 
     def malformed(self, where: str, key: str, problem: Exception) -> None:
-        """As `error`, for an item that lacks what its authors promise."""
+        """Raise, or count, an item that is not as its authors describe it."""
         what = repr(problem)
         if isinstance(problem, KeyError):
             what = f"it has no {problem}"

@@ -199,7 +199,7 @@ class HeldImages(Images):
         return f"HeldImages({len(self)})"
 
     def lengths(self) -> list[int]:
-        """Not known."""
+        """0 for each picture: the lengths of files are unknown."""
         return [0] * len(self)
 
     def _where(self, name: Any) -> str:

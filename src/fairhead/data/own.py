@@ -188,7 +188,7 @@ def read_texts(
 
 
 def _columns(table: Table, named: str, how: _How) -> _How:
-    """The same with the columns that are meant, None where there is none; they are read."""
+    """The options with the names of the columns filled in (None where there is no column); reads these columns."""
     wanted = (how.groups,) if isinstance(how.groups, str) else how.groups
     none = how.label == NO_LABEL and NO_LABEL not in table.columns
     label = None if none else table.need("label", how.label, LABEL)

@@ -45,7 +45,7 @@ class Table:
         return named
 
     def need(self, option: str, named: str | None, usual: Sequence[str]) -> str:
-        """The same; an error where there is none."""
+        """The column that `find` finds; an error if there is none."""
         found = self.find(named, usual)
         if found is None:
             called, listed = " or ".join(dict.fromkeys(usual)), ", ".join(self.columns)

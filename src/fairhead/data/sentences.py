@@ -33,7 +33,7 @@ class CrowsPair:
 
     @property
     def target(self) -> str:
-        """Its term, or the more stereotypical sentence, where it is one of its own."""
+        """Its term, or the more stereotypical sentence if it has no term."""
         return self.term or self.more
 
 

@@ -54,7 +54,7 @@ def split_by_hash(
 def split_within(
     keys: Sequence[str], strata: Sequence[str], fractions: Mapping[str, float] = EIGHTY_TEN_TEN, seed: int = 0
 ) -> NDArray[np.str_]:
-    """The same within each stratum, such as a class: every part has its share of it."""
+    """`split_by_hash` within each stratum, such as a class, so that every part has its share of each."""
     found = np.empty(len(keys), dtype=f"U{max(map(len, fractions), default=1)}")
     every = np.asarray(strata)
     for stratum in dict.fromkeys(strata):

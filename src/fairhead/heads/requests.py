@@ -86,7 +86,7 @@ def take(x: Tensor, tokens: CheckedTokens, axis: int = 1) -> Tensor:
 
 
 def take_copy(x: Tensor, tokens: CheckedTokens, axis: int = 1) -> Tensor:
-    """As `take`, in a tensor of its own unless every token is asked for: a view would keep the other rows alive."""
+    """`take`, copied unless every token is asked for: a view would keep the other rows in memory."""
     chosen = take(x, tokens, axis)
     return chosen.clone() if isinstance(tokens, int | slice) else chosen
 

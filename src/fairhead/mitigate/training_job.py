@@ -312,7 +312,7 @@ class Adjusted:
 
 
 def balanced(cells: Tensor, generator: torch.Generator, power: float = 1.0) -> WeightedRandomSampler:
-    """As many draws as rows, from every cell [n] alike, or in proportion to size^(1 − power)."""
+    """Draw as many rows as there are, equally often from every cell [n], or in proportion to size^(1 − power)."""
     sizes = torch.bincount(cells.cpu()).double()
     chances = sizes[cells.cpu()].pow(-power)
     return WeightedRandomSampler(chances.tolist(), len(cells), generator=generator)

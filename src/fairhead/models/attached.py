@@ -121,7 +121,7 @@ class _Note(nn.Module):
         return _as_tensor(self.method)
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Nothing: weights of a run with other settings may be gone on from."""
+        """Ignore it: training may continue from weights of a run with other settings."""
 
 
 def _with_own_names(model: Any, state: dict[str, Tensor], prefix: str, *more: Any) -> None:

@@ -80,7 +80,7 @@ class Pictures:
 
     @classmethod
     def of(cls, place: Place, size: int | None = None) -> "Pictures":
-        """As the model of a folder wants them; `size` replaces the size that it names."""
+        """The preprocessing that the model of a folder asks for; `size` replaces its image size."""
         wanted, config = read_json(place.holding(PROCESSOR) / PROCESSOR), read_json(place.folder / "config.json")
         found = size or wanted.get("crop_size") or wanted.get("size") or config.get("image_size")
         if isinstance(found, dict):
@@ -289,7 +289,7 @@ class Predictions(Records, Result):
 
     @classmethod
     def of(cls, model: Any, data: Dataset, ids: Any, logits: Tensor) -> "Predictions":
-        """Of a model's logits [n, C] for these ids, among all classes of the model; the data may have some of them."""
+        """The predictions for these ids from logits [n, C] of all classes of the model; the data may have fewer."""
         names = {str(name) for name in model.config.id2label.values()}
         if {*data.classes} < names:
             data = data.with_classes(positive_last(column(sorted(names))).levels)

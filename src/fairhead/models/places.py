@@ -97,7 +97,7 @@ def origin(model: Any) -> Place | None:
 
 
 def config_of(place: Place) -> Any:
-    """Its configuration."""
+    """The configuration of a model."""
     from transformers import AutoConfig
 
     # First: some configurations list their layers when they are read.

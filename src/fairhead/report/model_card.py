@@ -181,7 +181,7 @@ def _task(folder: Path) -> str | None:
 
 
 def _same(one: Estimate | Difference, figures: Sequence[Figure]) -> Figure | None:
-    """The same metric by the same groups, if it is there."""
+    """The figure of the same metric and group column among `figures`, if there is one."""
     return next((f for f in figures if (f.metric, f.group_by) == (one.metric, one.group_by)), None)
 
 

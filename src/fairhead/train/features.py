@@ -232,7 +232,7 @@ def kept_features(
 
 
 def _unpadded(part: Examples) -> Examples:
-    """The same texts up to the end of the longest."""
+    """The texts without padding beyond the end of the longest."""
     mask = part.inputs["attention_mask"]
     end = int(mask.sum(0).nonzero().max()) + 1
     inputs = {name: given[:, :end] if given.shape == mask.shape else given for name, given in part.inputs.items()}

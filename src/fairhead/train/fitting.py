@@ -346,7 +346,7 @@ def solve(
 def _solve_two(
     last: nn.Linear, standard: Tensor, labels: Tensor, share: Tensor, added: Tensor | None, penalty: float
 ) -> tuple[int, float]:
-    """The same of two classes, by their difference: one logit, whose gradient needs no graph.
+    """`solve` for two classes, by the difference of their logits, whose gradient needs no graph.
 
     The penalty makes the weights of the classes opposite; the sum of the biases plays no part and stays.
     """

@@ -280,7 +280,7 @@ def read_heads(text: str) -> Heads:
 
 
 def random_heads(heads: Sequence[tuple[int, int]], per_layer: Sequence[int], seed: int) -> Heads:
-    """As many other heads of the same layers, at random; of a layer that has too few others, some are the same."""
+    """Draw as many other heads of the same layers; a layer with too few others repeats some of the given heads."""
     rng, found = np.random.default_rng(seed), []
     for layer in sorted({layer for layer, _ in heads}):
         own = [head for of, head in heads if of == layer]
@@ -350,7 +350,7 @@ def _places(heads: Sequence[int], size: int) -> list[int]:
 
 
 def _mask(projection: Any, name: str, places: Sequence[int], inputs: bool = False) -> tuple[Tensor, Tensor]:
-    """Of a projection's outputs, or of its inputs; a `Conv1D` keeps [in, out], a linear layer [out, in]."""
+    """A parameter and its mask over outputs or inputs; a `Conv1D` stores [in, out], a linear layer [out, in]."""
     weight = getattr(projection, name)
     mask = torch.zeros_like(weight)
     of_columns = weight.dim() == 2 and inputs != isinstance(projection, Conv1D)

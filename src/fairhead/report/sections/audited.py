@@ -62,17 +62,17 @@ class Audited(Section):
         return [f"By {group_by}" for group_by in self._columns()]
 
     def show(self, console: "Console") -> None:
-        """Its tables."""
+        """Print the tables of the audit."""
         from fairhead.report.terminal_tables import show_audit
 
         show_audit(console, self.audit, self.rates)
 
     def metric_definitions(self) -> Mapping[str, str]:
-        """Those of the audit's metrics."""
+        """Definitions of the audit's metrics."""
         return self.audit.definitions()
 
     def origin(self) -> Mapping[str, Any]:
-        """That of the audit."""
+        """The provenance of the audit."""
         return self.audit.provenance
 
     def blocks(self) -> "list[Block]":

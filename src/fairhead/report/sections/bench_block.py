@@ -189,7 +189,7 @@ class BenchBlock(Section):
         return fill("bench.html", block=self, tables=self.tables(), points=points)
 
     def markdown(self) -> list[str]:
-        """The same as paragraphs of Markdown, without the picture."""
+        """The section as paragraphs of Markdown, without the picture."""
         parts = [f"- {finding}" for finding in self.findings]
         # A figure and its note, in the tables of figures, of differences and of the search.
         for table, joint in zip(self.tables(), (" ({})", ", {}", " ({})"), strict=False):
@@ -263,7 +263,7 @@ def _head(*names: str, numbers: Sequence[str] = ()) -> list[Cell]:
 
 
 def _row(line: MethodFigures, cells: Sequence[Cell], baseline: str = "") -> Row:
-    """Of a table of differences from a baseline: names what else a method was held against."""
+    """One row of a table; with a `baseline`, the note names any other method that it was compared with."""
     others = {change.a for change in line.differences.values()} - {"", baseline} if baseline else set()
     # The remark is left out where the name says it already.
     said = [line.remark] if line.remark not in line.method else []

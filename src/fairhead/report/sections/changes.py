@@ -119,7 +119,7 @@ class ChangePanel:
     changes: Sequence[NamedChange]
 
     def drawn(self) -> Forest | None:
-        """Those that have a value, as a forest."""
+        """The changes that have a value, as a forest plot."""
         marks = []
         changes = [change for change in self.changes if change.value is not None]
         for change in changes:
@@ -225,11 +225,11 @@ class Compared(Section):
         show_comparison(console, self.comparison)
 
     def metric_definitions(self) -> Mapping[str, str]:
-        """Those of both audits' metrics."""
+        """Definitions of the metrics of both audits."""
         return self.comparison.a.definitions() | self.comparison.b.definitions()
 
     def origin(self) -> Mapping[str, Any]:
-        """That of the comparison."""
+        """The provenance of the comparison."""
         return self.comparison.provenance
 
 

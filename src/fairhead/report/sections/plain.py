@@ -27,7 +27,7 @@ class Text(Section):
     text: str = field()  # needed here
 
     def draw(self) -> Markup:
-        """Nothing beyond what the page draws of every section."""
+        """Nothing: the page draws the title and the text of every section."""
         return Markup()
 
 
