@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.stats import binomtest
 
 from fairhead.data.sentences import Answer, BBQItem, CrowsPair, StereoSetItem, Triplet
 from fairhead.errors import InputError
@@ -65,7 +66,9 @@ def test_stereoset_of_models_with_one_order(stereo, anti, unrelated, ss, lms, ic
     for group in (None, "intrasentence", "intersentence", "gender", "race", "intersentence × race"):
         assert (result["ss", group].value, result["lms", group].value) == (ss, lms)
         assert result["icat", group].value == icat
-        assert result["ss", group].low == result["ss", group].high == ss
+        clusters = result["ss", group].detail["clusters"]  # in all of them the same: the interval is exact
+        exact = binomtest(int(ss * clusters), clusters).proportion_ci(method="exact")
+        assert (result["ss", group].low, result["ss", group].high) == pytest.approx((exact.low, exact.high))
     assert result["ss"].n == result.n == 400
     assert result["ss", "gender"].n == 200
     assert result["ss"].detail["clusters"] == 40
