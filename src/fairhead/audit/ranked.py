@@ -145,7 +145,7 @@ def _fine_enough(entries: Entries) -> bool:
     At most, all pairs within a cell are in one order: a win or a loss, and not half of one.
     """
     down, up = entries.mass.sum(axis=1)
-    within = float(np.vdot(entries.mass[0, 1:-1], entries.mass[1, 1:-1]))
+    within = float(dot(entries.mass[0, 1:-1], entries.mass[1, 1:-1]))
     few = min(entries.rows.sum(axis=1))
     return bool(within / 2 * np.sqrt(few) <= _OFF * down * up)
 
@@ -254,7 +254,7 @@ def auc_of(down: Array, up: Array) -> Auc:
     below -= down / 2
     above -= up / 2
     with np.errstate(invalid="ignore", divide="ignore"):
-        value = np.where(n_up * n_down > 0, _dot(up, below) / (n_up * n_down), np.nan)
+        value = np.where(n_up * n_down > 0, dot(up, below) / (n_up * n_down), np.nan)
         # Σ own·(placement − mean)² over the square of their number, with squares taken apart.
         of_up, of_down = (
             (np.einsum("...e,...e,...e->...", own, others, others) / (n_others**2 * n_own) - mean**2) / n_own
@@ -266,6 +266,6 @@ def auc_of(down: Array, up: Array) -> Auc:
     return Auc(value, np.maximum(of_up + of_down, 0.0))
 
 
-def _dot(a: Array, b: Array) -> Array:
+def dot(a: Array, b: Array) -> Array:
     """Sums of products over the last axis; BLAS starts threads for these, which wait where others use the cores."""
     return np.asarray(np.einsum("...e,...e->...", a, b))

@@ -18,7 +18,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from fairhead.audit.ranked import Auc, Binned, Entries, Ranked, ScoreTable, auc_of, normal_sums
+from fairhead.audit.ranked import Auc, Binned, Entries, Ranked, ScoreTable, auc_of, dot, normal_sums
 from fairhead.audit.rates import Rates, Terms, unsettle
 from fairhead.stats import CalibrationPoint, Curves, GroupCurve, intervals
 from fairhead.stats.clusters import cell_numbers, clusters_in, divide, sample_of_table, tabulate
@@ -137,7 +137,7 @@ class ScoreTables:
         mass = table.counts.sum(axis=(-1, -2))
         sums = _squares(table) if power == 2 else table.powers[0]
         losses = [(of.value - goal) ** power for of in table.entries]
-        second = np.array([np.vdot(of.mass * loss, loss) for of, loss in zip(table.entries, losses, strict=True)])
+        second = np.array([dot(of.mass * loss, loss).sum() for of, loss in zip(table.entries, losses, strict=True)])
         exact = divide(sums.sum(axis=(-1, -2)), mass)
         variance = divide(second, mass) - exact**2
         rows = table.rows.sum(axis=(-1, -2))
