@@ -137,8 +137,8 @@ class TripletData:
             >>> TripletData("bold:BOLD").read()
             Traceback (most recent call last):
                 ...
-            fairhead.errors.InputError: bold has prompts; sentences in threes, pairs of sentences or questions with \
-answers are needed here: bbq, crows_pairs, stereoset, pairs, triplets
+            fairhead.errors.InputError: bold has beginnings of texts; sentences in threes or pairs of sentences or \
+questions with answers are needed here: bbq, crows_pairs, stereoset, pairs, triplets
         """
         readers = [parse_spec(source, "triplets", "pairs", "questions").reader for source in self.sources]
         known = {f"{of}{key}" for reader in readers for key in reader.options for of in ("", f"{reader.name}.")}

@@ -7,7 +7,7 @@ from scipy import stats
 from fairhead.errors import InputError
 from fairhead.stats import OUTCOMES, Difference, Span, bootstrap
 from fairhead.stats.bootstrap import Resampling
-from fairhead.stats.clusters import cluster_errors, ratio
+from fairhead.stats.clusters import cluster_errors, cluster_means, ratio
 
 
 def test_errors_of_independent_rows_are_those_of_a_t_test():
@@ -16,6 +16,17 @@ def test_errors_of_independent_rows_are_those_of_a_t_test():
     expected = stats.ttest_1samp(x, 0)
     np.testing.assert_allclose(errors.p_values(x.mean(0)), expected.pvalue, rtol=1e-10)
     np.testing.assert_allclose(x.mean(0) - errors.reach(), expected.confidence_interval().low, rtol=1e-10)
+
+
+def test_means_of_independent_rows_are_those_of_a_one_sided_t_test():
+    x = np.random.default_rng(2).normal(0.3, 1, (40, 3))
+    found, expected = cluster_means(x, range(40), 0.9), stats.ttest_1samp(x, 0, alternative="greater")
+    both_sides = stats.ttest_1samp(x, 0).confidence_interval(0.9)
+    for ours, theirs in zip(found, (x.mean(0), *both_sides, expected.statistic, expected.pvalue), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-10)
+    alone = cluster_means(x, ["a"] * 40)
+    assert np.isnan(alone[1:]).all()
+    np.testing.assert_allclose(alone.value, x.mean(0))
 
 
 def test_rows_that_are_copies_of_each_other_count_once():
