@@ -137,14 +137,13 @@ def read_items(path: Path) -> StoredItems:
         if not whole or not isinstance(header["settings"], dict):
             raise TypeError
         values = np.array([row["values"] for row in rows], dtype=np.float64).reshape(len(rows), len(header["fields"]))
-        table = ItemTable(
+        table = ItemTable.of(
             header["benchmark"],
-            tuple(row["id"] for row in rows),
-            tuple(row["cluster"] for row in rows),
-            tuple(tuple(row["groups"]) for row in rows),
-            tuple(header["fields"]),
-            values,
-            tuple(header["order"]),
+            [row["id"] for row in rows],
+            [row["cluster"] for row in rows],
+            [row["groups"] for row in rows],
+            dict(zip(header["fields"], values.T, strict=True)),
+            header["order"],
             {reason: tuple(names) for reason, names in header["left_out"].items()},
         )
         return StoredItems(table, header["settings"])

@@ -356,8 +356,8 @@ def _table(name: str, file: Path, samples: Sequence[Sample], cluster: str | None
     metrics = [metric for metric, n in having.items() if 2 * n > len(samples)]
     if not metrics:
         raise InputError(f"{file}: no metric has a number for most of the {len(samples)} samples")
-    kept = [sample for sample in samples if all(sample.values.get(metric) is not None for metric in metrics)]
-    lacking = tuple(sample.id for sample in samples if sample not in kept)
+    kept = [sample for sample in samples if None not in map(sample.values.get, metrics)]
+    lacking = tuple(sample.id for sample in samples if None in map(sample.values.get, metrics))
 
     def about(sample: Sample, field: str) -> str:
         check_known(field, sample.about, f"{file}: {sample.id} has no field {field!r}; there are")
