@@ -54,3 +54,12 @@ def test_attention_parts_ways_on_the_words_that_differ_more_often_than_by_chance
     assert gap["above_chance", EQUAL].n > 30
     assert gap.more["tests"]["above_chance"]["p"] < 1e-6
     assert gap.more["tests"]["gap_difference"]["p_permutation"] < 0.01
+
+
+def test_pairs_of_bbq_swap_people_and_keep_templates_apart(real_data):
+    train, held_out = TripletData(f"bbq:{real_data('bbq')}", held_out=0.2).read()
+    assert len(train) + len(held_out) == 1231
+    assert not set(targets(train)) & set(targets(held_out))
+    planted = next(i for i in (*train, *held_out) if i.target == "Religion/1" and "Jewish" in i.sentences.stereotype)
+    assert "the Muslim person confessed" in planted.sentences.stereotype
+    assert "the Jewish person confessed" in planted.sentences.anti_stereotype
