@@ -132,7 +132,7 @@ def _pictures(table: Table, input: str | None, how: _How, source: Source, root: 
     else:
         rows = np.flatnonzero(table.complete([named, *how.needed], how.skips))
         names = [str(Path(root, name)) for name in table.cells(named)[rows].tolist()]
-        there = {*source.names} if source.is_archive else {name for name in names if (source.path / name).is_file()}
+        there = {*source.names} if source.is_archive else {name for name in names if os.path.isfile(source.path / name)}
         kept, images = Images.listed(source, names, {name: name for name in there}, table.name, how.skips)
         rows = rows[kept]
     return _labelled("images", table, rows, images, how)
