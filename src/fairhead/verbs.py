@@ -9,7 +9,7 @@ import copy
 import logging
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,7 +62,7 @@ def predict(
     import torch
 
     from fairhead.models.inputs import ImageInputs, Predictions, TextInputs
-    from fairhead.models.places import training_rows, unseen
+    from fairhead.models.places import origin, training_rows, unseen
 
     if isinstance(data, Sequence) and not isinstance(data, str):
         options = {"label": NO_LABEL, **options}
@@ -78,7 +78,8 @@ def predict(
     inputs = kind(model, asked.inputs, batch_size, device, beside)
     with torch.inference_mode():
         logits = torch.cat([inputs.model(**batch).logits.float().cpu() for batch in inputs.batches()])
-    records = Predictions.of(inputs.model, rows, asked.ids, logits)
+    records, made_by = Predictions.of(inputs.model, rows, asked.ids, logits), origin(model)
+    records = replace(records, provenance={**records.provenance, **({"model": made_by.name} if made_by else {})})
     return records if rows.classes else records.to_frame().drop(columns="label")
 
 

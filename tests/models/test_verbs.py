@@ -77,6 +77,14 @@ def test_what_predict_returns_has_the_methods_of_a_result(run, capsys):
     assert repr(found).startswith("Records of")
 
 
+def test_a_comparison_of_two_models_on_the_same_rows_names_the_models(run, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "500")
+    shutil.copytree(run.out / "model", tmp_path / "other")
+    sides = [fairhead.predict(model, faces(), device="cpu") for model in (run.out / "model", tmp_path / "other")]
+    fairhead.compare(*sides, n_boot=100, metrics=["EOd"]).show()
+    assert f"A = {run.out / 'model'}, B = {tmp_path / 'other'}" in capsys.readouterr().out
+
+
 def test_predict_refuses_classes_of_other_data(run):
     data = fairhead.dataset([Image.new("RGB", (8, 8))] * 2, label=["cat", "dog"], split=["test", "test"])
     with pytest.raises(InputError, match="the model's classes are no, yes and those of the data cat, dog"):

@@ -169,7 +169,9 @@ class Comparison(Result):
         from fairhead.report.sections.audited import Audited
         from fairhead.report.sections.changes import Compared
 
-        a, b = names or (str(self.provenance.get(side, {}).get("path", side.upper())) for side in "ab")
+        sides = {side: self.provenance.get(side, {}) for side in "ab"}
+        known = "model" if all("model" in side for side in sides.values()) else "path"  # models predict the same path
+        a, b = names or (str(side.get(known, name.upper())) for name, side in sides.items())
         both = ((f"A, {a}", self.a), (f"B, {b}", self.b))
         alone = [report.Sentence(f"{name}: {s.text}", s.tone) for name, audit in both for s in audit_verdicts(audit)]
         title = f"{b} against {a}"

@@ -293,7 +293,7 @@ def test_what_cannot_be_compared_is_refused():
         join(replace(a, id=ids), b)
     with pytest.raises(InputError, match="No id is in both"):
         join(replace(a, id=ids), replace(b, id=ids + 100))
-    with pytest.raises(InputError, match="a has 20 and b has 19"):
+    with pytest.raises(InputError, match="a has 20 rows, b 19: join them on --id"):
         join(a, b.take(np.arange(19)))
     with pytest.raises(InputError, match=r"1 of 20 joined rows have another label"):
         join(a, replace(b, label=Column(np.r_[1 - b.label.codes[:1], b.label.codes[1:]], (0, 1))))
