@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from made_vit import vit
 from sklearn.cluster import KMeans
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import adjusted_rand_score
@@ -14,6 +15,7 @@ from fairhead.mitigate import auto_balance_match, load, method, run, save
 from fairhead.mitigate.auto_balance_match import Reduce
 from fairhead.mitigate.choosing import choice_verdict, choose, judge, share_of_groups, variance_between
 from fairhead.mitigate.row_weights import match_weights
+from fairhead.models import method_of
 from fairhead.models.attached import FEATURES, LinearHead
 from fairhead.train import TrainingPlan
 from fairhead.train.fitting import answers, solve
@@ -548,6 +550,31 @@ def test_methods_that_would_not_use_the_weights_are_refused(under):
         Reduce(under=under)
     with pytest.raises(InputError, match="logits has its own loss"):
         Reduce(("plain", "logits"), under="dam")
+
+
+@pytest.mark.parametrize("name", ["match", "both"])
+def test_weights_towards_a_sample_are_used_under_dam(name):
+    """Bright pictures are frequent in one class of the training part, and half of each class of the sample."""
+
+    def rows(n, share, seed):
+        chance = torch.Generator().manual_seed(seed)
+        labels = torch.arange(n) % 2
+        bright = torch.where(torch.rand(n, generator=chance) < share, labels, 1 - labels)
+        pixels = torch.randn(n, 1, 4, 4, generator=chance) * 0.3 + bright[:, None, None, None]
+        return Examples({"pixel_values": pixels}, labels)
+
+    def build():
+        return vit().requires_grad_(True)
+
+    train, validation, sample = rows(240, 0.9, 0), rows(80, 0.9, 1), rows(160, 0.5, 2)
+    plan = TrainingPlan(epochs=2, batch_size=40, device="cpu")
+    how = {"encoder": lambda part: part.inputs["pixel_values"].flatten(1), "clusters": 2, "under": "dam"}
+    found, alike = (
+        run(Reduce((name,), **how), build, train, validation, plan, like=like) for like in (sample, rows(160, 0.9, 3))
+    )
+    assert (found.notes["kept"], alike.notes["kept"]) == (name, "plain")
+    assert type(method_of(found.model)).__name__ == type(method_of(alike.model)).__name__ == "DAM"
+    assert not all(map(torch.equal, found.model.state_dict().values(), alike.model.state_dict().values()))
 
 
 def test_clusters_are_not_persons():
