@@ -40,11 +40,12 @@ from fairhead.train.kmeans import find_clusters, independent_weights, kmeans, un
 from fairhead.train.step import Examples
 from machine import interleaved_medians, machine
 
-ROWS, WIDTH, AGREEMENT = 8000, 512, 0.85
+ROWS, WIDTH, AGREEMENT = 8000, 512, 0.7
 STARTS = 4
 PENALTY = 0.05
-# At the default of 2, auto keeps plain training here: the group agrees with the label in the validation rows too, and
-# doing without it costs more than that. The work is the same.
+# So that every seed trains the balanced candidate at full strength: balancing costs accuracy here, as the group agrees
+# with the label in the validation rows too. At an agreement of 0.85 some seeds see no groups within the classes, and do
+# less.
 PRICE = 20
 
 
