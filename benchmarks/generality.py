@@ -35,9 +35,10 @@ from torch import Tensor
 from fairhead.mitigate import method, run
 from fairhead.mitigate.choosing import judge
 from fairhead.models.attached import FEATURES, LinearHead
-from fairhead.train import Examples, TrainingPlan
+from fairhead.train import TrainingPlan
 from fairhead.train.fitting import answers, solve
 from fairhead.train.kmeans import independent_weights
+from fairhead.train.step import Examples
 
 RATES = (0.7, 0.8, 0.9, 0.95, 0.98)  # how often target and group agree in a biased task
 DRAWN = {"natural": 44, "biased": 64, "null": 20}
