@@ -4,7 +4,8 @@ Their bootstrap draws counts too. Scores are put into the 15 bins of equal mass 
 replicate draws how many rows of each (group, label, bin) there are. For the calibration error nothing is lost by it.
 The spread of a binned AUC or Brier score is off by a percent or so, more where all positives are few and in the highest
 bins, and is stretched to what it is without bins by the ratio of their variances in closed form (DeLong's for AUC). The
-observed figures are exact, or, of many rows, as good as exact: `ranked` says when.
+observed figures are exact, or, of many rows, as good as exact: `ranked` says when. Where every group has many rows, no
+counts are drawn: AUC, Brier score and the terms of the calibration error are normal, with variances in closed form.
 
 Areas between ROC curves and distances of distributions are sums of absolute differences, Σ|term|, from the reference
 group; as noise alone makes them larger than 0, their intervals look at the terms, as those of a calibration error do.
