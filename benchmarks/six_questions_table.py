@@ -3,154 +3,151 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
-METRICS: tuple[Literal["EOd", "cramers_v"], ...] = ("EOd", "cramers_v")
-RULE = 0.4  # an edit that just reaches half the gap where it was chosen often fails to elsewhere: the rule aims lower
+import numpy as np
+
 FREE = ("race-by-gender", "age-by-gender", "smiling-by-male")  # at most half a point of accuracy there
-SHORT = {"EOd": "EOd", "cramers_v": "V"}
+SHORT = {"EOd": "EOd", "cramers_v": "V", "cramers_v_corrected": "corrected V"}
+Result = Mapping[str, Any]  # of one question on one split
 
 
-class Edit(NamedTuple):
-    """One edit of a question, on the reporting half."""
-
-    name: str
-    heads: int
-    metric: str
-    gap: Mapping[str, float]  # before (a), after (b), change (value) and its interval
-    accuracy: Mapping[str, float]
-    controls: tuple[int, int] | None  # how many of how many control sets change the gap less
-    tested: bool  # whether those are enough to speak of a 99th percentile
-    differ: int | None  # predictions that the saved model makes otherwise
-    also: str = ""  # where the other gap goes, where it has no row of its own
-
-    def verdict(self, allowed: float) -> str:
-        """What the bar says of it: met, open (controls were not run, all else holds), or what it fails."""
-        fails = []
-        if self.heads > 12:
-            fails.append("heads")
-        if abs(self.gap["b"]) > 0.5 * abs(self.gap["a"]):
-            fails.append("not halved")
-        if -self.accuracy["value"] > allowed:
-            fails.append("cost")
-        if self.controls is not None and self.tested and self.controls[0] < 0.99 * self.controls[1]:
-            fails.append("controls")
-        return f"fails: {', '.join(fails)}" if fails else "met" if self.tested else "open: controls"
-
-
-def edits(result: Mapping[str, Any]) -> Iterator[Edit]:
-    """The doses of the rule, the gains, and those that were told the groups."""
-    for metric in METRICS:
-        dose = result.get("doses", {}).get(f"{metric} {RULE}", {})
-        if dose.get("chosen"):
-            chosen, (beaten, tested, differ) = dose["chosen"], _checked(dose, metric)
-            told = {d["metric"]: d for d in chosen["reported"]}
-            heads, other = len(chosen["heads"]), METRICS[metric == METRICS[0]]
-            also = f"; {SHORT[other]} then {dose['saved']['figures'][other][0]:.3f}" if "saved" in dose else ""
-            yield Edit(chosen["kind"], heads, metric, told[metric], told["accuracy"], beaten, tested, differ, also)
-    gains = result.get("gains", {})
-    for metric in METRICS if gains.get("heads") else ():
-        beaten, tested, differ = _checked(gains, metric)
-        change = gains["changes"][metric]
-        if beaten is None and gains["random"]:  # as many random heads with gains of their own: few
-            others = [one[metric][1] - one[metric][0] for one in gains["random"]]
-            beaten = sum(other > change["value"] for other in others), len(others)
-        accuracy = gains["changes"]["accuracy"]
-        yield Edit("gains", len(gains["heads"]), metric, change, accuracy, beaten, tested, differ)
-    for metric, told in result.get("told", {}).items():
-        if told["heads"]:
-            changes, heads, other = told["changes"], len(told["heads"]), METRICS[metric == METRICS[0]]
-            also = f"; {SHORT[other]} then {changes[other]['b']:.3f}"
-            yield Edit(
-                "gains, told", heads, metric, changes[metric], changes["accuracy"], *_checked(told, metric), also
-            )
-
-
-def _checked(part: Mapping[str, Any], metric: str) -> tuple[tuple[int, int] | None, bool, int | None]:
-    """Control sets beaten, whether these are 100 or all there are, and predictions of the saved model that differ."""
-    control, saved = part.get("controls", {}).get(metric), part.get("saved")
-    differ = None if saved is None else saved["predictions that differ"]
-    if control is None:
-        return None, False, differ
-    n = control["n"]
-    return (round((1 - control["percentile"]) * n), n), n >= 100 or control.get("exhaustive", False), differ
-
-
-def allowed_cost(result: Mapping[str, Any]) -> float:
+def allowed_cost(result: Result) -> float:
     """Half a point, and what the balanced last layer costs where the group says much about the label."""
     plain, balanced = result["balanced_last_layer"]["accuracy"]
     return float(0.005 + (0.0 if result["question"] in FREE else max(0.0, plain - balanced)))
 
 
-def print_tables(folder: Path, questions: Sequence[str]) -> None:
-    """All that the page shows; what a folder lacks is left out."""
-    results = [json.loads((folder / f"{q}.json").read_text()) for q in questions if (folder / f"{q}.json").exists()]
-    print("| question | rows reported | accuracy | EOd | V | V of the labels | balanced last layer |", end="")
-    print(" group erased at the output |\n|---|---|---|---|---|---|---|---|")
-    for result in results:
-        plain = result["balanced_last_layer"]
-        others = [_baseline(plain), _baseline(result["output"]["project"])]
-        first = [f"{100 * plain['accuracy'][0]:.1f}", *(f"{plain[metric][0]:.3f}" for metric in METRICS)]
-        labels = f"{plain['cramers_v'][0] - plain['cramers_v_excess'][0]:.3f}"
-        print(_line(result["question"], result["reported"], *first, labels, *others))
-    print(
-        "\n| question | edit | heads | gap before → after (change, 95 % interval) | accuracy (interval) | allowed |",
-        end="",
-    )
-    print(" controls beaten | saved: differ | verdict |\n|---|---|---|---|---|---|---|---|---|")
-    for result in results:
-        allowed = allowed_cost(result)
-        for metric in METRICS:
-            dose = result.get("doses", {}).get(f"{metric} {RULE}")
-            if dose is not None and not dose["chosen"]:
-                none = f"{SHORT[metric]}: none of {dose['tried']} edits is enough on the selection half"
-                print(_line(result["question"], "none", "", none, "", "", "", "", "fails: not halved"))
-        for metric, told in result.get("told", {}).items():
-            if not told["reached"]:
-                none = f"{SHORT[metric]}: no step is surely enough out of fold"
-                print(_line(result["question"], "gains, told", "", none, "", "", "", "", "fails: not halved"))
-        for one in edits(result):
-            gap, cost = one.gap, _change(one.accuracy, 100, 1)
-            moved = f"{SHORT[one.metric]} {gap['a']:.3f} → {gap['b']:.3f} ({_change(gap, 1, 3)}){one.also}"
-            beaten = "not run" if one.controls is None else f"{one.controls[0]} of {one.controls[1]}"
-            differ = "not run" if one.differ is None else f"{one.differ} of {result['reported']}"
-            bar = f"−{100 * allowed:.2f}"
-            print(
-                _line(result["question"], one.name, one.heads, moved, cost, bar, beaten, differ, one.verdict(allowed))
-            )
-    learned = [
-        (result["question"], metric, told)
-        for result in results
-        for metric, told in result.get("told", {}).items()
-        if told["heads"]
-    ]
-    if learned:
-        print("\n| question | gap | selection half: out of fold (end) | all of it, in a pass | reported |", end="")
-        print(" accuracy there: before, out of fold, in a pass | weight | learned controls beaten |")
-        print("|---|---|---|---|---|---|---|---|")
-    for question, metric, told in learned:
-        there, change = told["choosing"], told["changes"][metric]
-        gaps = f"{told['before']:.3f} → {told['gap']:.3f} ({told['upper']:.3f})", f"{there[metric][1]:.3f}"
-        rates = there["accuracy"][0], told["accuracy"], there["accuracy"][1]
-        others = [one[metric][1] - one[metric][0] for one in told["random"]]
-        beaten = f"{sum(other > change['value'] for other in others)} of {len(others)}" if others else "not run"
-        cells = *gaps, f"{change['a']:.3f} → {change['b']:.3f}", ", ".join(f"{100 * rate:.1f}" for rate in rates)
-        print(_line(question, SHORT[metric], *cells, f"{told['weight']:g}", beaten))
-    halved = [
-        f"- {result['question']}: {result['doses'][f'{metric} 0.5']['sentence']}"
-        for result in results
-        for metric in METRICS
-        if f"{metric} 0.5" in result.get("doses", {})
-    ]
-    if halved:
-        print("\nWith a target of half the gap where edits are chosen:\n", *halved, sep="\n")
-    if (folder / "timing.json").exists():
-        time = json.loads((folder / "timing.json").read_text())
-        print(
-            f"\n`effect` of {time['heads']} heads × {time['rows']} images: {time['effect_exact_s']:.1f} s exact, "
-            f"{time['estimate_s']:.1f} s by attribution patching (rank correlation {time['spearman']:.3f}); a plain "
-            f"pass {time['plain_pass_s']:.1f} s, the decomposition {time['decomposition_s']:.1f} s."
+def metrics_of(result: Result, edit: str) -> tuple[str, ...]:
+    """The gaps by which an edit is judged: the one that it was told, or both."""
+    told = result["edits"][edit].get("metric")
+    return ("EOd", "cramers_v") if told is None else (told,)
+
+
+def fails(result: Result, edit: str, metric: str) -> list[str]:
+    """What an edit misses of the bar on one split."""
+    changes, found = result["edits"][edit]["changes"], []
+    if abs(changes[metric]["b"]) > 0.5 * abs(changes[metric]["a"]):
+        found.append("not halved")
+    if -changes["accuracy"]["value"] > allowed_cost(result):
+        found.append("cost")
+    return found
+
+
+def meets(result: Result, edit: str) -> list[str]:
+    """The gaps that an edit halves at a cost within the bar."""
+    return [metric for metric in metrics_of(result, edit) if not fails(result, edit, metric)]
+
+
+class Line:
+    """One edit of one question, judged by one gap, over splits."""
+
+    def __init__(self, results: Sequence[Result], edit: str, metric: str) -> None:
+        self.results, self.edit, self.metric = results, edit, metric
+        self.edits = [result["edits"][edit] for result in results]
+        of = [{name: part["changes"][name] for name in (metric, "accuracy")} for part in self.edits]
+        self.before, self.after = (np.array([abs(one[metric][side]) for one in of]) for side in "ab")
+        self.accuracy = np.array([one["accuracy"]["value"] for one in of])
+        self.allowed = np.array([allowed_cost(result) for result in results])
+        self.missed = [fails(result, edit, metric) for result in results]
+
+    @property
+    def controls(self) -> list[tuple[int, int]]:
+        """Control sets beaten, of how many, on the splits where they were run."""
+        found = [part["controls"][self.metric] for part in self.edits if self.metric in part.get("controls", {})]
+        return [(round((1 - c["percentile"]) * c["n"]), c["n"]) for c in found]
+
+    @property
+    def verdict(self) -> str:
+        """Met: in most splits, on average, and beyond 99 % of the controls wherever they were run."""
+        met, n = sum(not missed for missed in self.missed), len(self.missed)
+        on_average = self.after.mean() <= 0.5 * self.before.mean() and -self.accuracy.mean() <= self.allowed.mean()
+        if 2 * met <= n or not on_average:
+            return "fails"
+        if not self.controls:
+            return "open: controls"
+        return "met" if all(beaten >= 0.99 * of for beaten, of in self.controls) else "fails: controls"
+
+    @property
+    def row(self) -> str:
+        """As a line of the table."""
+        halved, cheap = (sum(why not in missed for missed in self.missed) for why in ("not halved", "cost"))
+        n, both = len(self.missed), sum(not missed for missed in self.missed)
+        costs = ", ".join(_signed(100 * x, 1) for x in self.accuracy)
+        left = ", ".join(f"{100 * b / a:.0f}" for a, b in zip(self.before, self.after, strict=True))
+        saved = [part["saved"]["predictions that differ"] for part in self.edits if "saved" in part]
+        heads = sorted({len(part["heads"]) for part in self.edits})
+        return _line(
+            self.results[0]["question"],
+            f"{'gains, told' if self.edit != 'gains' else 'gains'} ({_span(heads)} heads)",
+            f"{SHORT[self.metric]} {self.before.mean():.3f} → {self.after.mean():.3f}",
+            f"{100 * self.after.mean() / self.before.mean():.0f} % ({left})",
+            f"{_signed(100 * self.accuracy.mean(), 1)} ({costs}); {_signed(-100 * self.allowed.mean(), 1)} allowed",
+            f"{halved}, {cheap}, {both} of {n}",
+            ", ".join(f"{beaten} of {of}" for beaten, of in self.controls) or "not run",
+            ", ".join(map(str, saved)) or "not run",
+            self.verdict,
         )
+
+
+def lines(results: Sequence[Result]) -> Iterator[Line]:
+    """All edits of one question."""
+    for edit in dict.fromkeys(edit for result in results for edit in result["edits"]):
+        some = [result for result in results if edit in result["edits"]]
+        for metric in metrics_of(some[0], edit):
+            yield Line(some, edit, metric)
+
+
+def print_tables(folder: Path, questions: Sequence[str]) -> None:
+    """All that the page shows of a folder of splits."""
+    every = [one for file in sorted(folder.glob("split-*.json")) for one in json.loads(file.read_text())]
+    by_question = {name: [one for one in every if one["question"] == name] for name in questions}
+    by_question = {name: sorted(some, key=lambda one: one["split"]) for name, some in by_question.items() if some}
+    print("| question | splits | rows reported | accuracy | EOd | V | corrected V | V of the labels |", end="")
+    print(" balanced last layer | group erased at the output |\n|---|---|---|---|---|---|---|---|---|---|")
+    for name, results in by_question.items():
+        plain = [one["balanced_last_layer"] for one in results]
+        first = {metric: np.mean([one[metric][0] for one in plain]) for metric in plain[0]}
+        labels = first["cramers_v"] - first["cramers_v_excess"]
+        rows = _span(sorted(one["reported"] for one in results))
+        others = [_baseline([one[key] for one in results]) for key in ("balanced_last_layer", "erased_at_output")]
+        gaps = (f"{first[metric]:.3f}" for metric in SHORT)
+        print(_line(name, len(results), rows, f"{100 * first['accuracy']:.1f}", *gaps, f"{labels:.3f}", *others))
+    print("\n| question | edit | gap, mean of splits | left of it (each split) | accuracy, points (each split)", end="")
+    print(" | splits: halved, cost, both | controls beaten | saved: differ | verdict |", "|---" * 9 + "|", sep="\n")
+    for results in by_question.values():
+        for line in lines(results):
+            print(line.row)
+    print(
+        "\n| question | gap | split | weight | out of fold: gap (bound) | left there | left in reported rows |", end=""
+    )
+    print(" accuracy out of fold | change reported |\n|---|---|---|---|---|---|---|---|---|")
+    for name, results in by_question.items():
+        for result in results:
+            for part in result["edits"].values():
+                if "metric" in part:
+                    print(_told(name, result, part))
+    told = [part for one in every for part in one["edits"].values() if "metric" in part and part["reached"]]
+    hit = sum(_left(part) <= 0.5 for part in told)
+    print(f"\nOf {len(told)} told gains whose bound was within the target, {hit} reached it in the reported rows.")
+
+
+def _left(part: Mapping[str, Any]) -> float:
+    change = part["changes"][part["metric"]]
+    return abs(change["b"]) / abs(change["a"]) if change["a"] else float("nan")
+
+
+def _told(name: str, result: Result, part: Mapping[str, Any]) -> str:
+    """How told gains were chosen on one split, and what became of that."""
+    there = f"{part['before']:.3f} → {part['gap']:.3f} ({part['upper']:.3f}{'' if part['reached'] else ', not enough'})"
+    shares = (f"{100 * x:.0f} %" for x in (part["gap"] / part["before"], _left(part)))
+    change = _signed(100 * part["changes"]["accuracy"]["value"], 1)
+    cells = f"{part['weight']:g}", there, *shares, f"{100 * part['accuracy']:.1f}", change
+    return _line(name, SHORT[part["metric"]], result["split"], *cells)
+
+
+def _span(values: Sequence[int]) -> str:
+    return str(values[0]) if values[0] == values[-1] else f"{values[0]}–{values[-1]}"
 
 
 def _line(*cells: object) -> str:
@@ -161,13 +158,8 @@ def _signed(value: float, digits: int) -> str:
     return f"{value:+.{digits}f}".replace("-", "−")
 
 
-def _change(change: Mapping[str, float], factor: float, digits: int) -> str:
-    value, low, high = (_signed(factor * change[name], digits) for name in ("value", "low", "high"))
-    return f"{value}, {low} to {high}" if factor == 1 else f"{value} ({low} to {high})"
-
-
-def _baseline(figures: Mapping[str, Sequence[float]]) -> str:
-    """Of something else than heads: what it costs, and the gaps that it leaves."""
-    before, after = figures["accuracy"]
-    left = ", ".join(f"{SHORT[metric]} {figures[metric][1]:.3f}" for metric in METRICS)
-    return f"{_signed(100 * (after - before), 1)} points; {left}"
+def _baseline(figures: Sequence[Mapping[str, Sequence[float]]]) -> str:
+    """Of something else than heads, in the mean over splits: what it costs, and the gaps that it leaves."""
+    cost = np.mean([one["accuracy"][1] - one["accuracy"][0] for one in figures])
+    left = ", ".join(f"{short} {np.mean([one[metric][1] for one in figures]):.3f}" for metric, short in SHORT.items())
+    return f"{_signed(100 * float(cost), 1)} points; {left}"

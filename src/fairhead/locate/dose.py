@@ -1,12 +1,13 @@
 """Edits that are searched for: the cheapest one that reaches a wanted gap.
 
-Every edit (kinds, numbers of heads and strengths) is tried on the selection half. The one that reaches the wanted gap
-there at the highest accuracy is chosen, and reported on the other half with intervals, beside those that no other edit
-beats in both gap and accuracy. Gains that are told the groups (`gains.py`) are one more, with its figures out of fold.
+Every edit (kinds, numbers of heads and strengths) is tried on the selection half. Of those that are predicted to reach
+the wanted gap in new rows as well (`Evaluation.predicted`), the most accurate one is chosen, and reported on the other
+half with intervals, beside those that no other edit beats in both gap and accuracy. Gains that are told the groups
+(`gains.py`) are one more, with its figures out of fold.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy as np
 from fairhead.locate.head_maps import Head
 from fairhead.locate.locate_settings import LocatePlan
 from fairhead.locate.located import written
+from fairhead.locate.rows import SURE
 from fairhead.locate.studies import Changes
 from fairhead.report.sections.bench_block import EditFront, Frontier, Point
 from fairhead.report.sections.plain import PlainTable, PlainTables
@@ -35,6 +37,8 @@ class Dose:
     heads: tuple[Head, ...]
     gap: float  # on the selection half
     accuracy: float
+    upper: float  # the end of the gap that is predicted for new rows
+    gains: tuple[float, ...] = ()  # of the heads, where the kind is "gain"
     changes: Changes | None = None  # on the reporting half, against the model as it is
 
     def change(self, metric: str) -> Difference | None:
@@ -65,15 +69,19 @@ class Doses:
         """What was chosen, and whether the other half confirms it."""
         name, share = metric_name(self.metric), round(100 * self.target)
         if self.chosen is None:
-            return f"None of {len(self.tried)} edits brings {name} down to {share} % on the selection half."
+            return (
+                f"None of {len(self.tried)} edits is predicted to bring {name} down to {share} % in "
+                f"{100 * SURE:.0f} % of new samples."
+            )
         gap, accuracy = self.chosen.change(self.metric), self.chosen.change("accuracy")
         if gap is None or gap.a is None or gap.b is None or accuracy is None or accuracy.value is None:
             return f"{name} of the chosen edit is undefined on the other half: too few rows."
         reached = "confirmed" if abs(gap.b) <= self.target * abs(gap.a) else "not reached"
         return (
-            f"Of {len(self.tried)} edits, {self.chosen.kind} of {_many(self.chosen)} is the cheapest that "
-            f"brings {name} down to {share} % on the selection half. On the other half it goes from {gap.a:.3f} to "
-            f"{gap.b:.3f} ({reached}), and accuracy changes by {signed(100 * accuracy.value, 1)} points."
+            f"Of {len(self.tried)} edits, {self.chosen.kind} of {_many(self.chosen)} is the cheapest that is predicted "
+            f"to bring {name} down to {share} % in {100 * SURE:.0f} % of new samples. On the reporting half it goes "
+            f"from {gap.a:.3f} to {gap.b:.3f} ({reached}), and accuracy changes by {signed(100 * accuracy.value, 1)} "
+            "points."
         )
 
     def section(self) -> PlainTables:
@@ -99,7 +107,9 @@ class Doses:
 
         def of(dose: Dose) -> dict[str, Any]:
             changes = (dose.change(name) for name in (self.metric, "accuracy"))
-            figures = {"gap": dose.gap, "accuracy": dose.accuracy}
+            figures: dict[str, Any] = {"gap": dose.gap, "accuracy": dose.accuracy}
+            figures["upper"] = dose.upper if np.isfinite(dose.upper) else None
+            figures |= {"gains": list(dose.gains)} if dose.gains else {}
             reported = {"reported": [d.to_dict() for d in changes if d is not None]}
             return {"kind": dose.kind, "heads": [list(h) for h in dose.heads], **figures, **reported}
 
@@ -138,24 +148,24 @@ def find_dose(
 
     Gains that are told the groups are tried, too, where passes are fast (on a GPU) or they are asked for.
     """
-    metric, target = plan.target_metric, 0.5 if plan.target is None else plan.target
+    metric, new = plan.target_metric, len(question.reported)
     choosing, heads = np.flatnonzero(question.choosing), tuple(ranked)
     sizes = sorted({min(count, len(heads)) for count in counts})
     rows, tried, before = question.rows.take(choosing), [], float("nan")
     for kind in (f"{kind}@{strength:g}" if strength != 1 else kind for kind in kinds for strength in strengths):
         sets = [heads[:size] for size in sizes]
-        figures = rows.figures(question.forward(choosing, kind)([(), *sets]))
+        plain, *reads = question.forward(choosing, kind)([(), *sets])
+        figures = rows.figures([plain, *reads])
         before = float(figures[metric][0])
-        tried += [
-            Dose(kind, some, abs(float(gap)), float(accuracy))
-            for some, gap, accuracy in zip(sets, figures[metric][1:], figures["accuracy"][1:], strict=True)
-            if np.isfinite(gap)
-        ]
+        for some, read, gap, accuracy in zip(sets, reads, figures[metric][1:], figures["accuracy"][1:], strict=True):
+            if np.isfinite(gap):
+                tried.append(Dose(kind, some, abs(gap), accuracy, rows.predicted(plain, read, plan, new)))
     learned = question.told_gains(plan) if (question.fast if gains is None else gains) else None
     if learned is not None and learned.heads:
         question = question.with_gains(learned.values)
-        tried.append(Dose("gain", learned.heads, learned.gap, learned.accuracy))
-    reach = [dose for dose in tried if dose.gap <= target * abs(before)]
+        gained = tuple(float(learned.values[head]) for head in learned.heads)
+        tried.append(Dose("gain", learned.heads, learned.gap, learned.accuracy, learned.upper, gained))
+    reach = [dose for dose in tried if dose.upper <= plan.share_left * abs(before)]
     chosen = max(reach, key=lambda dose: (dose.accuracy, -len(dose.heads)), default=None)
     front = sorted((d for d in tried if not any(other.beats(d) for other in tried)), key=lambda d: d.gap)
     wanted = [*dict.fromkeys([*front, *([] if chosen is None else [chosen])])]
@@ -164,6 +174,6 @@ def find_dose(
         of_kind = [dose for dose in wanted if dose.kind == kind]
         plain, *after = question.forward(question.reported, kind)([(), *(dose.heads for dose in of_kind)])
         for dose, read in zip(of_kind, after, strict=True):
-            reported[dose] = Dose(dose.kind, dose.heads, dose.gap, dose.accuracy, told.compare(plain, read, plan))
+            reported[dose] = replace(dose, changes=told.compare(plain, read, plan))
     found = tuple(reported[dose] for dose in wanted)
-    return Doses(metric, target, before, tuple(tried), None if chosen is None else reported[chosen], found)
+    return Doses(metric, plan.share_left, before, tuple(tried), None if chosen is None else reported[chosen], found)

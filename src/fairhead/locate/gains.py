@@ -12,20 +12,19 @@ anew where the gains stand. There are two objectives:
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 from scipy.special import log_softmax
 
-from fairhead.audit import compare
 from fairhead.errors import InputError
 from fairhead.locate.directions import balanced_weights
 from fairhead.locate.head_features import Array
 from fairhead.locate.head_maps import Head, largest_first, mask_of
 from fairhead.locate.locate_settings import LocatePlan
-from fairhead.locate.rows import MIN_CELL, Evaluation, halves
+from fairhead.locate.rows import MIN_CELL, SURE, Evaluation, halves
 from fairhead.report.wording import metric_name
 
 if TYPE_CHECKING:
@@ -36,13 +35,10 @@ _RIDGE = 1e-3  # pull of the gains towards 1, of the mean loss
 _STEPS = 300  # of the solver, at each strength of the pull
 _STILL = 1e-5  # the largest move of a gain at which it stops
 _PULLS = 24  # strengths of the sparse pull that are tried, from the one that moves no gain on
-WEIGHTS = (3.0, 6.0, 12.0, 25.0, 50.0, 100.0)  # of a squared gap of probabilities beside the cross-entropy
+WEIGHTS = (0.3, 1.0, 3.0, 6.0, 12.0, 25.0, 50.0, 100.0)  # of a squared gap of probabilities beside the cross-entropy
 _MIDDLE = 20.0  # that at which heads enter
 _RANGE = (0.01, 2.0)  # of told gains; from a gain of 0 there would be no slope
 _FAR = 0.5  # what a gain moves in a step, at most
-# Confidence level of the gap out of fold: its upper end is one standard error away, as is usual in cross-validation.
-# An edit whose gap ends just at the target is within it on as many new rows with a chance of about 3 in 4.
-_SURE = 0.6827
 
 
 @dataclass(frozen=True)
@@ -98,7 +94,7 @@ class ToldGains:
     metric: str  # the gap
     before: float  # the gap of the model as it is, on the selection half
     gap: float  # out of fold
-    upper: float  # end of that gap
+    upper: float  # its end in new rows whose gap before is the same, `Evaluation.predicted`
     reached: bool  # whether that end is within the target; if not, that of no step is, and this comes nearest
     accuracy: float  # out of fold
 
@@ -108,7 +104,7 @@ class ToldGains:
         missed = "" if self.reached else "; no step is surely within the target, this comes nearest"
         return (
             f"Gains were learned with the groups of the selection half. Out of fold, {metric_name(self.metric)} goes "
-            f"there from {self.before:.3f} to {self.gap:.3f} (one-sided {50 + 50 * _SURE:.0f} % bound "
+            f"there from {self.before:.3f} to {self.gap:.3f} (one-sided {100 * SURE:.0f} % prediction bound "
             f"{self.upper:.3f}{missed}) at an accuracy of {100 * self.accuracy:.1f} %."
         )
 
@@ -122,70 +118,104 @@ def learn_told_gains(
     """Learn gains on the selection half, told its groups, that bring the plan's gap down to its target.
 
     Minimised is the cross-entropy plus a weight times the squared differences of the groups' mean probabilities, for
-    EOd given the label. The weight grows step by step; how far is chosen by cross-fitting within the selection half, in
-    true passes: of the steps whose gap out of fold is surely within the target, the most accurate one.
+    EOd given the label. The weight grows step by step, until the gap out of fold is surely within the target: until it
+    is predicted to be within it in new rows (`Evaluation.predicted`).
     """
-    at = np.flatnonzero(question.choosing)
-    rows = question.rows.take(at)
+    rows, metric = question.rows.take(question.choosing), plan.target_metric
+    steps = told_steps(question, plan, heads, weights, _quarters(rows, plan.seed))
+    plain, tried = next(steps).logits, list[ToldGains]()
+    for weight, (values, logits) in zip(weights, steps, strict=False):
+        figures = rows.figures([plain, logits])
+        before, gap = (abs(float(x)) for x in figures[metric])
+        upper = rows.predicted(plain, logits, plan, len(question.reported))
+        reached, accuracy = upper <= plan.share_left * before, float(figures["accuracy"][1])
+        heads_moved = tuple(_moved(values))
+        tried.append(ToldGains(values, heads_moved, weight, metric, before, gap, upper, reached, accuracy))
+        if reached:
+            return tried[-1]
+    return min(tried, key=lambda step: step.upper)
+
+
+def _quarters(rows: Evaluation, seed: int) -> NDArray[np.intp]:
+    """The fold of each row, 0 to 3, [n]: of every cell a quarter each, or a quarter of the clusters."""
     cells, clusters = len(rows.names) * rows.labels + rows.groups, rows.clusters
-    fold = halves(cells, clusters, plan.seed).astype(np.intp)
+    fold = halves(cells, clusters, seed).astype(np.intp)
     for half in (0, 1):
         inside = np.flatnonzero(fold % 2 == half)
-        fold[inside] += 2 * halves(cells[inside], None if clusters is None else clusters[inside], plan.seed)
-    plain, slopes = _first_order(question, at, np.ones(question.shape))
-    follow = partial(follow_gains, question, plan, heads, first=(plain, slopes))
-    crossed = [plain.copy() for _ in weights]  # logits out of fold
-    for out in range(4):
-        for step, (_, logits) in zip(crossed, follow(weights, fitted=fold != out), strict=True):
-            step[fold == out] = logits[fold == out]
-    number, before, upper, reached = _surest(rows, plain, crossed, plan)
-    *_, (values, _) = follow(weights[: number + 1])
-    found = rows.figures([crossed[number]])
-    figures = before, abs(float(found[plan.target_metric][0])), upper, reached, float(found["accuracy"][0])
-    return ToldGains(values, tuple(_moved(values)), weights[number], plan.target_metric, *figures)
+        fold[inside] += 2 * halves(cells[inside], None if clusters is None else clusters[inside], seed)
+    return fold
 
 
-def _surest(
-    rows: Evaluation, plain: Array, crossed: Sequence[Array], plan: LocatePlan
-) -> tuple[int, float, float, bool]:
-    """The most accurate step whose gap is surely within the target, or the nearest; the gap before; its end after."""
-    metric, target = plan.target_metric, 0.5 if plan.target is None else plan.target
-    found = rows.figures([plain, *crossed])
-    before = abs(float(found[metric][0]))
-    how: dict[str, Any] = {"group_by": rows.group_by, "metrics": [metric], "min_cell": MIN_CELL, "n_perm": 100}
-    how |= {"n_boot": plan.n_boot, "seed": plan.seed, "level": _SURE}
-    changes = [compare(rows.records(plain), rows.records(step), **how).differences[0] for step in crossed]
-    ends = np.array([np.inf if d.high is None else before + d.high for d in changes])
-    within = ends <= target * before
-    number = int(np.argmax(np.where(within, found["accuracy"][1:], -1)) if within.any() else np.argmin(ends))
-    return number, before, float(ends[number]), bool(within.any())
+class ToldStep(NamedTuple):
+    """Gains at one weight of the gap."""
+
+    values: Array  # [L, H], learned from the whole selection half
+    logits: Array  # of the selection half, each row with gains that were learned from the other folds, [n, C]
 
 
-def follow_gains(
+def told_steps(
     question: "GapQuestion",
     plan: LocatePlan,
     heads: Sequence[tuple[int, int]] | None,
     weights: Sequence[float],
-    first: tuple[Array, Array] | None = None,
-    fitted: NDArray[np.bool_] | None = None,
-) -> Iterator[tuple[Array, Array]]:
-    """Told gains [L, H] and logits [n, C] of the selection half, as the weight of the gap grows.
+    fold: NDArray[np.intp] | None = None,
+) -> Iterator[ToldStep]:
+    """Told gains as the weight of the gap grows, from all gains 1 on; without folds [n] their logits are left out.
 
-    They are learned from all n rows of it, or from those `fitted` [n]; `first` are logits and slopes with all gains 1.
+    The slopes at each step are taken once, where the gains of the whole half stand, and every fold's gains are learned
+    along them: from the rows, labels and groups of the other folds, with heads of their own.
     """
     shape, at = question.shape, np.flatnonzero(question.choosing)
-    logits, lost = first or _first_order(question, at, np.ones(shape))
-    fitted = np.ones(len(at), dtype=bool) if fitted is None else fitted
-    rows, gains = question.rows.take(at[fitted]), np.ones(shape[0] * shape[1])
-    target, contrast = np.eye(logits.shape[1])[rows.labels], _contrast(rows, plan.target_metric)
-    chosen = [layer * shape[1] + head for layer, head in heads or ()]
+    masks = [np.ones(len(at), dtype=bool), *(fold != out for out in range(4) if fold is not None)]
+    fits = [_Fit.of(question.rows.take(at[mask]), mask, shape, plan.target_metric) for mask in masks]
+    logits, lost = _first_order(question, at, np.ones(shape))
+    yield ToldStep(np.ones(shape), logits)
     for number, weight in enumerate(weights):
-        parts = lost[fitted].reshape(len(rows), gains.size, -1).transpose(0, 2, 1).reshape(-1, gains.size) / gains
-        told = _Told(logits[fitted], parts, gains, target, contrast)
-        chosen = chosen or _entering(told, shape, plan)
-        gains = told.descend(gains, chosen, weight)
-        logits, lost = _first_order(question, at, gains.reshape(shape), number + 1 < len(weights))
-        yield gains.reshape(shape), logits
+        stand = fits[0].gains
+        if number:
+            logits, lost = _first_order(question, at, stand.reshape(shape))
+        parts = lost.reshape(len(at), stand.size, -1).transpose(0, 2, 1) / stand  # [n, C, heads]
+        for fit in fits:
+            fit.step(logits, parts, stand, weight, plan, heads)
+        crossed = np.empty_like(logits) if fold is not None else logits[:0]
+        for out, fit in enumerate(fits[1:]):
+            crossed[fold == out], _ = _first_order(question, at[fold == out], fit.gains.reshape(shape), False)
+        yield ToldStep(fits[0].gains.reshape(shape), crossed)
+
+
+@dataclass
+class _Fit:
+    """Told gains of some rows of the selection half, and where they stand."""
+
+    mask: NDArray[np.bool_]  # which rows, [n]
+    shape: tuple[int, int]  # layers, heads
+    target: Array  # 1 for the label, [m, C]
+    contrast: Array  # [cells, m]
+    gains: Array  # [heads]
+    chosen: list[int]  # heads that have entered
+
+    @classmethod
+    def of(cls, rows: Evaluation, mask: NDArray[np.bool_], shape: tuple[int, int], metric: str) -> "_Fit":
+        target = np.eye(len(rows.classes))[rows.labels]
+        return cls(mask, shape, target, _contrast(rows, metric), np.ones(shape[0] * shape[1]), [])
+
+    def step(
+        self,
+        logits: Array,  # [n, C]
+        parts: Array,  # their slopes in the gains, [n, C, heads]
+        stand: Array,  # the gains there, [heads]
+        weight: float,
+        plan: LocatePlan,
+        heads: Sequence[tuple[int, int]] | None,
+    ) -> None:
+        """Move the gains to the best ones at a weight."""
+        own = parts[self.mask]
+        here = logits[self.mask] + own @ (self.gains - stand)
+        told = _Told(here, own.reshape(-1, stand.size), self.gains, self.target, self.contrast)
+        if not self.chosen:
+            given = [layer * self.shape[1] + head for layer, head in heads or ()]
+            self.chosen = given or _entering(told, self.shape, plan)
+        self.gains = told.descend(self.gains, self.chosen, weight)
 
 
 def _contrast(rows: Evaluation, metric: str) -> Array:

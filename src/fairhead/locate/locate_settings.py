@@ -137,7 +137,7 @@ class LocatePlan:
     kinds: Annotated[tuple[str, ...] | None, PYTHON_ONLY] = None
     forward: Annotated[bool, Option(panel=_CHOICE)] = False
     target: Annotated[Share | None, Option(metavar="SHARE", panel=_CHOICE)] = None
-    target_metric: Annotated[Literal["EOd", "DP", "cramers_v"], Option(panel=_CHOICE)] = "EOd"
+    target_metric: Annotated[Literal["EOd", "DP", "cramers_v", "cramers_v_corrected"], Option(panel=_CHOICE)] = "EOd"
     draws: Annotated[Count, Option(metavar="N")] = 200
     m: Annotated[Count, PYTHON_ONLY] = 20
     permutations: Annotated[Count, PYTHON_ONLY] = 2000
@@ -152,6 +152,11 @@ class LocatePlan:
             raise InputError(f"rank is {self.rank!r}; expected one of {', '.join(RANKS)}")
         if self.count < 1 or self.draws < 1:
             raise InputError(f"count is {self.count} and draws is {self.draws}; at least 1 of each is needed")
+
+    @property
+    def share_left(self) -> float:
+        """The share of the gap that an edit may leave: the target, or half of it."""
+        return 0.5 if self.target is None else self.target
 
 
 @dataclass(frozen=True)

@@ -236,7 +236,7 @@ class RowPasses:
                 kept.append(x)
                 return x
 
-            with matmul_precision(self.in_tf32), torch.enable_grad(), opened as heads:
+            with matmul_precision(self.in_tf32), torch.set_grad_enabled(bool(slopes)), opened as heads:
                 used.apply(heads, where, now, tokens)
                 heads.edit(every, keep, tokens)
                 output = self.decomposer.outputs(inputs)

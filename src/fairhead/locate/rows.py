@@ -19,13 +19,15 @@ from fairhead.locate.prompts import Pole, Prompts, known_prompts
 from fairhead.locate.studies import Changes, Mask
 from fairhead.models.places import seen_rows
 from fairhead.records import Column, Records
-from fairhead.stats import Difference, adjust
+from fairhead.stats import Difference, adjust, intervals
+from fairhead.stats.clusters import tabulate
 
 # Rows to locate heads on: where fewer are left, those that a model was chosen by are used as well.
 _ENOUGH = 400
 
 MEASURED = ("accuracy", "DP", "EOd", "cramers_v", "cramers_v_corrected", "cramers_v_excess", "worst_group_accuracy")
 MIN_CELL = 10  # rows behind a rate, at least
+SURE = 0.8  # share of new samples in which an edit that was chosen for a target is to reach it
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,25 @@ class Evaluation:
         found = dict(table_metrics(np.stack([self.counts(logits) for logits in reads]), MEASURED, MIN_CELL))
         scored = self._gaps(np.stack([self.evidence(logits) for logits in reads], axis=1))
         return {**found, "evidence_gap": np.full(len(reads), np.nan) if scored is None else scored.gap[0]}
+
+    def predicted(self, before: Array, after: Array, plan: LocatePlan, rows: int) -> float:
+        """The upper end of the plan's gap with an edit in a new sample of so many `rows`, for the gap before seen here.
+
+        To reach the target is to leave `after − share × before` at most 0. That varies here and in the new sample,
+        where both gaps are others: an end that is at most the wanted share of the gap before is reached in the share
+        `SURE` of new samples. Logits are [n, C]; infinite where the gap is undefined.
+        """
+        key = ((1 - self.groups) * len(self.classes) + self.labels) * len(self.classes)
+        keys, shape = [key + x.argmax(1) for x in (before, after)], (len(self.names), *2 * [len(self.classes)])
+        sample = tabulate(keys, [shape, shape], cluster=None if self.clusters is None else self._cluster.codes)
+        stars = sample.bootstrap(plan.n_boot, np.random.default_rng(plan.seed))
+        both = (np.concatenate([seen[None], star]) for seen, star in zip(sample.observed(), stars, strict=True))
+        metric, share = plan.target_metric, plan.share_left
+        first, second = (np.abs(table_metrics(counts, [metric], MIN_CELL)[metric]) for counts in both)
+        over, *star = second - share * first
+        drawn = np.asarray(star)
+        end = intervals.in_new_sample(over, drawn[~np.isnan(drawn)], SURE, len(self) / rows)
+        return float("inf") if np.isnan(end) else float(end + share * first[0])
 
     def _gaps(self, evidence: Array) -> HeadMap | None:
         """The gaps in several evidences [n, k] given the label, [1, k]; None where no label has enough of both."""

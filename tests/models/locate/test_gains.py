@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 from made_vit import HEADS, LAYERS, PLANTED, pictures, planted_vit
 from scipy.special import expit
+from scipy.stats import binomtest
+from scipy.stats.contingency import association
 
 from fairhead.errors import InputError
 from fairhead.locate.decompose import Decomposer
@@ -19,7 +21,7 @@ from fairhead.locate.head_features import collect
 from fairhead.locate.head_maps import Head, check_cells
 from fairhead.locate.locate_settings import LocatePlan
 from fairhead.locate.passes import RowPasses
-from fairhead.locate.rows import Evaluation, halves_of
+from fairhead.locate.rows import SURE, Evaluation, halves_of
 
 
 def batches_of(pixels, size=100):
@@ -90,6 +92,58 @@ def test_told_gains_know_nothing_of_the_reporting_half() -> None:
     assert first.sentence == second.sentence
 
 
+def drawn(rng: np.random.Generator, metric: str, n: int = 2000) -> tuple[Evaluation, list[Any]]:
+    """Rows of persons (two a person on average), and logits with ever less of the group in them."""
+    person = rng.integers(n // 2, size=n)
+    group = (rng.random(n // 2) < 0.5).astype(int)[person]
+    label = (rng.random(n) < 0.5 + (0.3 if metric == "EOd" else 0.0) * (group - 0.5)).astype(int)
+    plain = 1.6 * (2 * label - 1) + 0.7 * rng.normal(size=n // 2)[person] + rng.normal(size=n)
+    reads = [plain + share * (0.7 * group - 0.35) for share in (1, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0)]
+    rows = Evaluation(label, ("no", "yes"), group, ("a", "b"), "group", clusters=person)
+    return rows, [np.column_stack([-read, read]) for read in reads]
+
+
+@pytest.mark.parametrize("metric", ["EOd", "cramers_v"])
+def test_the_weakest_edit_that_is_predicted_to_halve_a_gap_does_in_four_of_five_new_samples(metric) -> None:
+    """The weakest edit that halves it where it was chosen misses the target in every third of them, or more often."""
+    rng, plan = np.random.default_rng(0), LocatePlan(target=0.5, target_metric=metric, n_boot=200)
+    missed: dict[str, list[bool]] = {"seen": [], "predicted": []}
+    for _ in range(100):
+        (rows, reads), (new, again) = drawn(rng, metric), drawn(rng, metric)
+        here, there = (each.figures(logits)[metric] for each, logits in ((rows, reads), (new, again)))
+        seen = next((k for k in range(8) if here[k] <= 0.5 * here[0]), 7)
+        surely = (k for k in range(8) if rows.predicted(reads[0], reads[k], plan, len(new)) <= 0.5 * here[0])
+        predicted = next(surely, None)
+        missed["seen"].append(bool(there[seen] > 0.5 * there[0]))
+        if predicted is not None:
+            assert predicted >= seen
+            missed["predicted"].append(bool(there[predicted] > 0.5 * there[0]))
+    assert len(missed["predicted"]) >= 80
+    tests = (binomtest(sum(x), len(x), 1 - SURE, "greater").pvalue for x in (missed["seen"], missed["predicted"]))
+    assert next(tests) < 0.01  # more than one in five
+    assert next(tests) > 0.1  # not more, as far as so many samples tell
+
+
+def test_a_larger_new_sample_is_predicted_more_closely() -> None:
+    rows, reads = drawn(np.random.default_rng(1), "EOd")
+    plan = LocatePlan(target=0.5, target_metric="EOd", n_boot=500)
+    ends = [rows.predicted(reads[0], reads[4], plan, n) for n in (500, 2000, 10**12)]
+    assert ends[0] > ends[1] > ends[2] > rows.figures([reads[4]])["EOd"][0]
+    far, seen = (np.square(end - rows.figures([reads[4]])["EOd"][0]) for end in (ends[0], ends[2]))
+    assert far / seen == pytest.approx(5)  # four times as many rows here: 1 + 4 variances instead of one
+
+
+def test_the_corrected_v_of_a_table_is_bergsmas() -> None:
+    """In closed form: phi² less its mean by chance, by the corrected numbers of rows and columns."""
+    rows, reads = drawn(np.random.default_rng(2), "EOd")
+    table = rows.counts(reads[3]).sum(1)
+    n = table.sum()
+    v = association(table.astype(int), method="cramer")  # of 2 × 2: phi
+    wanted = np.sqrt(max(0.0, v**2 - 1 / (n - 1)) / (1 - 1 / (n - 1)))
+    assert rows.figures([reads[3]])["cramers_v"][0] == pytest.approx(v)
+    assert rows.figures([reads[3]])["cramers_v_corrected"][0] == pytest.approx(wanted)
+
+
 def test_told_gains_of_given_heads_say_where_the_target_is_out_of_reach() -> None:
     found = learn_told_gains(asked(), told_plan(), heads=[(0, 1), (1, 0)])
     assert set(found.heads) <= {(0, 1), (1, 0)}
@@ -127,6 +181,10 @@ def test_told_gains_are_one_more_dose() -> None:
     of_gains = next(dose for dose in found.front if dose.kind == "gain")
     learned = learn_told_gains(question, plan)
     assert (of_gains.heads, of_gains.gap, of_gains.accuracy) == (learned.heads, learned.gap, learned.accuracy)
+    assert of_gains.gains == tuple(learned.values[head] for head in learned.heads)
+    assert of_gains.upper == learned.upper
+    stored = next(dose for dose in found.to_dict()["front"] if dose["kind"] == "gain")
+    assert stored["gains"] == list(of_gains.gains)
     gained = question.with_gains(learned.values)
     after = gained.forward(gained.reported, "gain")([learned.heads])
     change = of_gains.change("EOd")
