@@ -11,12 +11,15 @@ from rich.markup import escape
 
 from fairhead import __version__
 from fairhead.errors import InputError, UnsupportedModel
+from fairhead.locate.dose import find_dose
 from fairhead.locate.engine import Question
 from fairhead.locate.engine import locate as find_heads
+from fairhead.locate.gap_question import GapQuestion
 from fairhead.locate.head_maps import Head, HeadMap, largest_first
 from fairhead.locate.locate_settings import LocatePlan, Source
 from fairhead.locate.located import Located, names_of
 from fairhead.locate.pair_rows import TextPairs
+from fairhead.locate.rows import Evaluation
 from fairhead.locate.session import Opened, open_question
 from fairhead.locate.studies import Controls, Study, study
 from fairhead.models.places import config_of, find
@@ -179,8 +182,11 @@ def answer(
     opened = open_question(source, plan, features, progress, heads)
     heads = heads if opened.heads is None else opened.heads
     found = find_heads(opened.question, plan, heads)
+    if plan.target is not None and found.ranked and isinstance(opened.question, GapQuestion) and found.gains is None:
+        found = replace(found, doses=find_dose(opened.question, found.ranked, plan))
     if source.against is not None:
-        positive = None if isinstance(found.rows, TextPairs) else found.rows.classes[found.rows.positive]
+        rows = found.rows
+        positive = rows.classes[rows.positive] if isinstance(rows, Evaluation) else None
         same = replace(source, model=source.against, against=None, evidence=positive, beside=None)
         folder = None if features is None else f"{features}-against"
         other = open_question(same, replace(plan, rank="gap", forward=False, kinds=None), folder, progress)
@@ -256,8 +262,8 @@ def compare_models(question: Question, other: Question, called: str, level: floa
     rows = ~question.choosing & question.comparable & other.comparable
     part = question.rows.take(rows)
     # Parts of pairs are seen from the pole that each model prefers.
-    both_pairs = isinstance(question.rows, TextPairs) and isinstance(other.rows, TextPairs)
-    side = question.rows.sign * other.rows.sign if both_pairs else 1.0
+    one, two = question.rows, other.rows
+    side = one.sign * two.sign if isinstance(one, TextPairs) and isinstance(two, TextPairs) else 1.0
     first, second = question.rows.poles
     measure = f"difference of direct contributions, {called} less this model, {first} minus {second}"
     ours, theirs = (question.parts[rows], question.total[rows]), (side * other.parts[rows], side * other.total[rows])

@@ -6,12 +6,16 @@ half with intervals, beside those that no other edit beats in both gap and accur
 (`gains.py`) are one more, with its figures out of fold.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from fairhead.errors import InputError
+from fairhead.locate.gains import ToldGains, learn_told_gains
+from fairhead.locate.gap_question import GapQuestion
 from fairhead.locate.head_maps import Head
 from fairhead.locate.locate_settings import LocatePlan
 from fairhead.locate.located import written
@@ -21,9 +25,6 @@ from fairhead.report.sections.bench_block import EditFront, Frontier, Point
 from fairhead.report.sections.plain import PlainTable, PlainTables
 from fairhead.report.wording import metric_name, signed
 from fairhead.stats import Difference
-
-if TYPE_CHECKING:
-    from fairhead.locate.engine import Question
 
 STRENGTHS = (0.25, 0.5, 0.75, 1.0)
 COUNTS = (1, 2, 3, 4, 6, 8, 12)
@@ -84,7 +85,7 @@ class Doses:
             "points."
         )
 
-    def section(self) -> PlainTables:
+    def sections(self) -> list[PlainTables]:
         """The front and the chosen edit, on the reporting half: for the page and for the terminal."""
         rows, points = [], []
         for dose in self.front:
@@ -99,8 +100,8 @@ class Doses:
         tables = [PlainTable(caption=self.sentence, columns=columns, rows=rows)]
         title = "The cheapest edit that reaches the wanted gap"
         if not points:
-            return PlainTables(title=title, tables=tables)
-        return EditFront(title=title, tables=tables, frontier=Frontier.of(self.metric, [plain, *points], ""))
+            return [PlainTables(title=title, tables=tables)]
+        return [EditFront(title=title, tables=tables, frontier=Frontier.of(self.metric, [plain, *points], ""))]
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""
@@ -134,8 +135,19 @@ def _ends(change: Difference | None) -> tuple[float, ...]:
     return change.a, change.b, max(0.0, change.a + change.low), change.a + change.high
 
 
+def told_gains(question: GapQuestion, plan: LocatePlan) -> ToldGains | None:
+    """Gains that are told the groups, where passes edit every token and there are rows enough."""
+    if question.passes is None or question.passes.everywhere is None:
+        return None
+    try:
+        return learn_told_gains(question, plan)
+    except InputError as error:  # too few rows for this edit leave the others as they are
+        logging.getLogger("fairhead").warning("gains that are told the groups were not tried: %s", error)
+        return None
+
+
 def find_dose(
-    question: "Question",
+    question: GapQuestion,
     ranked: Sequence[Head],  # best first
     plan: LocatePlan,  # with the metric, and the share of it that may be left
     *,
@@ -160,7 +172,7 @@ def find_dose(
         for some, read, gap, accuracy in zip(sets, reads, figures[metric][1:], figures["accuracy"][1:], strict=True):
             if np.isfinite(gap):
                 tried.append(Dose(kind, some, abs(gap), accuracy, rows.predicted(plain, read, plan, new)))
-    learned = question.told_gains(plan) if (question.fast if gains is None else gains) else None
+    learned = told_gains(question, plan) if (question.fast if gains is None else gains) else None
     if learned is not None and learned.heads:
         question = question.with_gains(learned.values)
         gained = tuple(float(learned.values[head]) for head in learned.heads)

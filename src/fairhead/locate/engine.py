@@ -17,9 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairhead.errors import InputError
-from fairhead.locate.dose import find_dose
 from fairhead.locate.edits import HeadEdits, check_kind
-from fairhead.locate.gains import ToldGains
 from fairhead.locate.head_features import Array
 from fairhead.locate.head_maps import Head, HeadMap, largest_first, mask_of, top_heads
 from fairhead.locate.locate_settings import RANKS, LocatePlan, Rank
@@ -126,14 +124,6 @@ class Question(ABC):
     def forward(self, rows: NDArray[np.intp], kind: str) -> Edited:
         """True forward passes over some rows; a set of heads that was run is not run again."""
 
-    def told_gains(self, plan: LocatePlan) -> ToldGains | None:
-        """Gains that bring the gap down to the plan's target, learned with the groups; None where there are none."""
-        return None
-
-    def with_gains(self, gains: Array) -> "Question":
-        """The same question, which knows the edit "gain" by these gains [L, H]."""
-        raise NotImplementedError
-
     def at_output(self, kind: str, heads: Sequence[Head] | None = None) -> Edited | None:
         """What an edit of the whole output does to the reporting half, or of what some heads together add to it.
 
@@ -205,7 +195,6 @@ def locate(
     head_map = replace(question.direct_map(telling, plan.level), selected=marked)
     confirmed = question.scores(effect_map or head_map, telling, plan).confirm(ranked, chosen)
     proof = prove(question, ranked, plan)
-    asks_dose = plan.target is not None and ranked and question.gains is None  # gains were learned for the target
     notes += proof.notes
     if plan.forward and (ranked or by_effect):
         notes += question.forward_notes(proof.passes)
@@ -223,7 +212,6 @@ def locate(
         edits=question.edits,
         notes=tuple(notes),
         gains=question.gains,
-        doses=find_dose(question, ranked, plan) if asks_dose else None,
         confirmed=confirmed,
         chosen_here=heads is None,
         **question.details(ranked, plan),

@@ -12,7 +12,7 @@ anew where the gains stand. There are two objectives:
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,14 +21,12 @@ from scipy.special import log_softmax
 
 from fairhead.errors import InputError
 from fairhead.locate.directions import balanced_weights
+from fairhead.locate.gap_question import GapQuestion
 from fairhead.locate.head_features import Array
 from fairhead.locate.head_maps import Head, largest_first, mask_of
 from fairhead.locate.locate_settings import LocatePlan
 from fairhead.locate.rows import MIN_CELL, SURE, Evaluation, halves
 from fairhead.report.wording import metric_name
-
-if TYPE_CHECKING:
-    from fairhead.locate.gap_question import GapQuestion
 
 LEARNED = "Learned with clusters of outputs balanced, without any group."
 _RIDGE = 1e-3  # pull of the gains towards 1, of the mean loss
@@ -53,7 +51,7 @@ class Gains:
 
 
 def learn_gains(
-    question: "GapQuestion",
+    question: GapQuestion,
     count: int = 12,
     heads: Sequence[tuple[int, int]] | None = None,
     per_layer: int | None = None,
@@ -110,7 +108,7 @@ class ToldGains:
 
 
 def learn_told_gains(
-    question: "GapQuestion",
+    question: GapQuestion,
     plan: LocatePlan,
     heads: Sequence[tuple[int, int]] | None = None,
     weights: Sequence[float] = WEIGHTS,
@@ -154,7 +152,7 @@ class ToldStep(NamedTuple):
 
 
 def told_steps(
-    question: "GapQuestion",
+    question: GapQuestion,
     plan: LocatePlan,
     heads: Sequence[tuple[int, int]] | None,
     weights: Sequence[float],
@@ -272,9 +270,7 @@ def _entering(told: _Told, shape: tuple[int, int], plan: LocatePlan) -> list[int
     return chosen
 
 
-def _first_order(
-    question: "GapQuestion", at: NDArray[np.intp], gains: Array, slopes: bool = True
-) -> tuple[Array, Array]:
+def _first_order(question: GapQuestion, at: NDArray[np.intp], gains: Array, slopes: bool = True) -> tuple[Array, Array]:
     """Logits of some rows with gains [L, H], [n, C], and to first order the whole part of each head in them."""
     passes, task = question.passes, question.task
     if passes is None or passes.everywhere is None:

@@ -1,7 +1,6 @@
 """The gap between two groups in the evidence for a class, of images or of texts, asked of stored features."""
 
 import copy
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
@@ -15,7 +14,6 @@ from fairhead.errors import InputError, check_known
 from fairhead.locate.directions import Concept, Task, balanced_weights, fit_logistic
 from fairhead.locate.edits import HeadEdits, check_kind
 from fairhead.locate.engine import Question, Scores
-from fairhead.locate.gains import ToldGains, learn_told_gains
 from fairhead.locate.gap_words import GapLocated
 from fairhead.locate.head_features import Array, Features, HeadMoments, HeadTexts, Pool, Pooled, text_spans
 from fairhead.locate.head_maps import Head, HeadMap, Measure, Separation, coupling, separation
@@ -188,16 +186,6 @@ class GapQuestion(Question):
         if self.passes is None:
             raise InputError("this question was asked without the model: give it forward passes")
         return self.passes(rows, self.edits, kind)
-
-    def told_gains(self, plan: LocatePlan) -> ToldGains | None:
-        """Where there are passes that edit every token."""
-        if self.passes is None or self.passes.everywhere is None:
-            return None
-        try:
-            return learn_told_gains(self, plan)
-        except InputError as error:  # too few rows for this edit leave the others as they are
-            logging.getLogger("fairhead").warning("gains that are told the groups were not tried: %s", error)
-            return None
 
     def with_gains(self, gains: Array, origin: str = "") -> "GapQuestion":
         """The same question, which knows the edit "gain" by these gains [L, H], and how they were learned in words.

@@ -5,7 +5,7 @@ import platform
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,10 +23,6 @@ from fairhead.report.sections.headmap import Fact, HeadCard, Headmaps, TopHeads
 from fairhead.report.sections.plain import Curve, PlainTable, PlainTables, Step, Steps, Text
 from fairhead.report.wording import head_name, metric_name, number, p_value, signed
 from fairhead.stats import ALPHA, Difference, p_text
-
-if TYPE_CHECKING:
-    from fairhead.locate.answer import TwoModels
-    from fairhead.locate.dose import Doses
 
 SCHEMA = "fairhead.headmap/1"
 # How an edit was made: of one study, and of curves.
@@ -54,6 +50,23 @@ class Extremes(NamedTuple):
         return cls(head, tuple(order[::-1][:count].tolist()), tuple(order[:count].tolist()))
 
 
+class Added(Protocol):
+    """What is found beside the heads, such as edits that reach a wanted gap."""
+
+    def sections(self) -> Sequence[Section]:
+        """On the page."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+
+
+class Beside(Added, Protocol):
+    """The head map of another model."""
+
+    def verdict(self) -> Sentence:
+        """How the two differ."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Located(ABC):
     """What `locate` finds. Maps and figures are of the reporting half."""
@@ -72,8 +85,8 @@ class Located(ABC):
     edits: HeadEdits  # what was learned for editing heads, on the selection half
     notes: tuple[str, ...]  # what should be known, in sentences
     gains: Array | None = None  # of the heads, [L, H], where the edit is that
-    doses: "Doses | None" = None  # the cheapest edit that reaches a wanted gap, where one was wanted
-    beside: "TwoModels | None" = None  # the head map of another model, where one was given
+    doses: Added | None = None  # the cheapest edit that reaches a wanted gap, where one was wanted
+    beside: Beside | None = None  # the head map of another model, where one was given
     # Of the selected heads, those that are significant in the reporting half, too: Holm over the chosen ones alone
     confirmed: tuple[Head, ...] = ()
     chosen_here: bool = True  # whether the heads were chosen on the selection half
@@ -163,7 +176,7 @@ class Located(ABC):
                 sections += self._study_sections(study)
             if beside is not None:
                 sections.append(PlainTables(title="Baselines: erasure without heads", tables=[beside]))
-            sections += [] if self.doses is None else [self.doses.section()]
+            sections += [] if self.doses is None else list(self.doses.sections())
             sections += [_curve_section(found, way) for way, found in self.curves.items()]
         return Report(
             title=self.title,

@@ -6,7 +6,7 @@ means per token, and StereoSet counts every target term the same. Every figure i
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,7 +80,7 @@ class TextPairs:
         """All figures that these pairs have."""
         return tuple(name for name in FIGURES if name != "lms" or self.per_pair == 3)
 
-    def take(self, rows: NDArray[Any]) -> "TextPairs":
+    def take(self, rows: NDArray[Any]) -> Self:
         """The chosen pairs: positions, or a mask; weights add up to 1 again."""
         chosen = np.arange(len(self))[rows]
         weights = self.weights[chosen]

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +19,9 @@ from fairhead.locate.prompts import Pole, Prompts, known_prompts
 from fairhead.locate.studies import Changes, Mask
 from fairhead.models.places import seen_rows
 from fairhead.records import Column, Records
-from fairhead.stats import Difference, adjust, intervals
+from fairhead.stats import Difference, adjust
 from fairhead.stats.clusters import tabulate
+from fairhead.stats.paired import in_new_sample
 
 # Rows to locate heads on: where fewer are left, those that a model was chosen by are used as well.
 _ENOUGH = 400
@@ -54,7 +55,7 @@ class Evaluation:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def take(self, rows: NDArray[Any]) -> "Evaluation":
+    def take(self, rows: NDArray[Any]) -> Self:
         """The chosen rows: positions, or a mask."""
         ids, clusters = (None if x is None else x[rows] for x in (self.ids, self.clusters))
         return replace(self, labels=self.labels[rows], groups=self.groups[rows], ids=ids, clusters=clusters)
@@ -131,16 +132,16 @@ class Evaluation:
         where both gaps are others: an end that is at most the wanted share of the gap before is reached in the share
         `SURE` of new samples. Logits are [n, C]; infinite where the gap is undefined.
         """
-        key = ((1 - self.groups) * len(self.classes) + self.labels) * len(self.classes)
+        key, cluster = ((1 - self.groups) * len(self.classes) + self.labels) * len(self.classes), self._cluster
         keys, shape = [key + x.argmax(1) for x in (before, after)], (len(self.names), *2 * [len(self.classes)])
-        sample = tabulate(keys, [shape, shape], cluster=None if self.clusters is None else self._cluster.codes)
+        sample = tabulate(keys, [shape, shape], cluster=None if cluster is None else cluster.codes)
         stars = sample.bootstrap(plan.n_boot, np.random.default_rng(plan.seed))
         both = (np.concatenate([seen[None], star]) for seen, star in zip(sample.observed(), stars, strict=True))
         metric, share = plan.target_metric, plan.share_left
         first, second = (np.abs(table_metrics(counts, [metric], MIN_CELL)[metric]) for counts in both)
         over, *star = second - share * first
         drawn = np.asarray(star)
-        end = intervals.in_new_sample(over, drawn[~np.isnan(drawn)], SURE, len(self) / rows)
+        end = in_new_sample(over, drawn[~np.isnan(drawn)], SURE, len(self) / rows)
         return float("inf") if np.isnan(end) else float(end + share * first[0])
 
     def _gaps(self, evidence: Array) -> HeadMap | None:

@@ -7,16 +7,13 @@ that read means of tokens. `Decomposer` checks on real inputs that what is said 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from fairhead.errors import UnsupportedModel
 from fairhead.models import method_of
-
-if TYPE_CHECKING:
-    from fairhead.locate.decompose import Decomposer
 
 _FINAL_NORMS = ("layernorm", "post_layernorm", "norm", "ln_f", "final_layer_norm", "final_norm")
 
@@ -233,6 +230,15 @@ class Terms(NamedTuple):
     scale: Tensor | None
 
 
+class Whole(Protocol):
+    """A model taken apart, as its pool needs it."""
+
+    unit: bool  # whether outputs have length 1
+    heads: list[Path]  # from each layer's heads to the output
+    weights: list[Tensor]  # W_O of each layer, by head, [D, H, d]
+    constants: list[Path]  # what biases add
+
+
 Source = tuple[Path, Tensor]  # what is added to the stream, and how it goes to the output
 # The product of the scales of some norms, [B] or [B, T].
 Scale = Callable[[tuple[Norm, ...]], Tensor]
@@ -271,7 +277,7 @@ class AttentionPool:
         return self._module(end)
 
     def terms(
-        self, whole: "Decomposer", end: Tensor, sources: Sequence[Source], outputs: Sequence[Tensor], scale: Scale
+        self, whole: Whole, end: Tensor, sources: Sequence[Source], outputs: Sequence[Tensor], scale: Scale
     ) -> Terms:
         """Terms of the pooled output; `end` [B, T, D] is what the pool sees, `outputs` the heads', [B, T, H, d]."""
         logits = torch.einsum("pe,btpe->bpt", self._query, torch.einsum("btD,peD->btpe", end, self._key))
@@ -336,7 +342,7 @@ class MeanPool:
         return torch.cat([end[:, span].mean(1) for span in self._spans], -1)
 
     def terms(
-        self, whole: "Decomposer", end: Tensor, sources: Sequence[Source], outputs: Sequence[Tensor], scale: Scale
+        self, whole: Whole, end: Tensor, sources: Sequence[Source], outputs: Sequence[Tensor], scale: Scale
     ) -> Terms:
         """Terms of the means; the arguments are those of `AttentionPool.terms`."""
         output = self.output(end)

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, combinations, product
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,13 +17,6 @@ from fairhead.locate.head_maps import Head, HeadMap
 from fairhead.locate.locate_settings import LocatePlan
 from fairhead.stats import Difference
 
-if TYPE_CHECKING:
-    from fairhead.locate.pair_rows import TextPairs
-    from fairhead.locate.rows import Evaluation
-
-# Who is compared, and the figures that an edit may change. A *read* is what one pass says of all rows: logits [n, C],
-# or the sums behind the figures of pairs, [n, 7].
-Rows: TypeAlias = "Evaluation | TextPairs"
 # Sets of heads -> what is read with each of them edited; the empty set is the model as it is.
 Edited = Callable[[Sequence[Sequence[tuple[int, int]]]], Sequence[Array]]
 Mask = NDArray[np.bool_]
@@ -75,6 +68,50 @@ class Ablation:
             "accuracy_effect": None if cost is None else {"value": cost.value, "low": cost.low, "high": cost.high},
             "control_accuracy": list(self.control_accuracy),
         }
+
+
+class Rows(Protocol):
+    """Who is compared, and the figures that an edit may change: rows with groups, or pairs of texts.
+
+    A *read* is what one pass says of all rows: logits [n, C], or the sums behind the figures of pairs, [n, 7].
+    """
+
+    @property
+    def noun(self) -> str:
+        """What the rows are."""
+
+    @property
+    def gap_name(self) -> str:
+        """What the gap is in."""
+
+    @property
+    def poles(self) -> tuple[str, str]:
+        """The two groups."""
+
+    @property
+    def ids(self) -> Any:
+        """Names of the rows, where they have some."""
+
+    @property
+    def doses(self) -> tuple[str, ...]:
+        """Figures of dose–response curves."""
+
+    def __len__(self) -> int: ...
+
+    def take(self, rows: NDArray[Any]) -> Self:
+        """The chosen rows: positions, or a mask."""
+
+    def score(self, parts: Array, total: Array, level: float = 0.95, measure: str | None = None) -> HeadMap:
+        """The gap in parts [n, layers, heads] of a whole [n]."""
+
+    def evidence(self, read: Array) -> Array:
+        """The evidence in a read, [n]."""
+
+    def figures(self, reads: Sequence[Array]) -> Mapping[str, Array]:
+        """The figures of several reads, each [k]."""
+
+    def compare(self, before: Array, after: Array, plan: LocatePlan) -> "Changes":
+        """All figures of two reads, paired."""
 
 
 class Controls(NamedTuple):

@@ -77,22 +77,6 @@ def percentile(star: Array, level: float = 0.95) -> Interval:
     return Interval(float(low), float(high), _std(star), None, "percentile")
 
 
-def in_new_sample(value: float, star: Array, level: float, ratio: float = 1.0) -> float:
-    """The one-sided upper end of a figure in a new sample, from its value here and bootstrap replicates [B].
-
-    Both samples vary: where this one has `ratio` times as many rows as the new one, the variance of the difference is
-    1 + ratio times that of the figure here. NaN where fewer than two replicates have a value.
-
-    Example:
-        >>> star = np.random.default_rng(0).normal(0.1, 0.01, 10_000)
-        >>> round(in_new_sample(0.1, star, 0.8), 3), round(in_new_sample(0.1, star, 0.8, ratio=0), 3)
-        (0.112, 0.108)
-    """
-    if len(star) < 2 or np.isnan(value):
-        return float("nan")
-    return value + NormalDist().inv_cdf(level) * _std(star) * sqrt(1 + ratio)
-
-
 def quantiles(values: Array, shares: Sequence[float]) -> Array:
     """`np.quantile` over the last axis, [..., B] to [shares, ...]; quicker for the tails of few values."""
     last = values.shape[-1] - 1

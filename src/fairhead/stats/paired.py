@@ -6,6 +6,7 @@ models' answers of each cluster at random, and counts in standard errors.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -109,6 +110,22 @@ def permutation_p(observed: float, by_chance: Array) -> float:
     """
     as_large = np.count_nonzero(~(by_chance < observed - _NOTHING))
     return (1 + int(as_large)) / (1 + len(by_chance))
+
+
+def in_new_sample(value: float, star: Array, level: float, ratio: float = 1.0) -> float:
+    """The one-sided upper end of a figure in a new sample, from its value here and bootstrap replicates [B].
+
+    Both samples vary: where this one has `ratio` times as many rows as the new one, the variance of the difference is
+    1 + ratio times that of the figure here. NaN where fewer than two replicates have a value.
+
+    Example:
+        >>> star = np.random.default_rng(0).normal(0.1, 0.01, 10_000)
+        >>> round(in_new_sample(0.1, star, 0.8), 3), round(in_new_sample(0.1, star, 0.8, ratio=0), 3)
+        (0.112, 0.108)
+    """
+    if len(star) < 2 or np.isnan(value):
+        return float("nan")
+    return value + NormalDist().inv_cdf(level) * float(np.std(star)) * (1 + ratio) ** 0.5
 
 
 def change_of_size(a: Array, b: Array, star_a: Array, star_b: Array, level: float) -> tuple[Array, Array]:

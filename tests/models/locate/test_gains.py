@@ -13,7 +13,7 @@ from scipy.stats.contingency import association
 from fairhead.errors import InputError
 from fairhead.locate.decompose import Decomposer
 from fairhead.locate.directions import classifier_task, concept_from_images
-from fairhead.locate.dose import find_dose
+from fairhead.locate.dose import find_dose, told_gains
 from fairhead.locate.edits import HeadEdits
 from fairhead.locate.gains import _contrast, _Told, learn_gains, learn_told_gains
 from fairhead.locate.gap_question import GapQuestion
@@ -204,5 +204,5 @@ def test_too_few_rows_for_told_gains_leave_the_other_doses(caplog) -> None:
     question.rows = replace(question.rows, groups=np.where(np.isin(np.arange(len(rare)), few), 0, rare))
     with pytest.raises(InputError, match="gains need 10 images of two groups"):
         learn_told_gains(question, told_plan())
-    assert question.told_gains(told_plan()) is None
+    assert told_gains(question, told_plan()) is None
     assert "were not tried: gains need 10" in caplog.text

@@ -1,11 +1,14 @@
 """The page of located heads in a real browser: maps to choose from, cards, and everybody can use it."""
 
+from dataclasses import replace
+
 import pytest
 from browsing import chromium, opened_page, violations, width_of
 from made_vit import PLANTED, pictures, planted_vit
 
 from fairhead.locate.decompose import Decomposer
 from fairhead.locate.directions import classifier_task, concept_from_images
+from fairhead.locate.dose import find_dose
 from fairhead.locate.engine import locate
 from fairhead.locate.gap_question import GapQuestion
 from fairhead.locate.head_features import collect
@@ -35,7 +38,9 @@ def address(tmp_path_factory):
     passes = RowPasses(decomposer, lambda some: [{"pixel_values": pixels[some]}], task)
     question = GapQuestion(features, rows, task, concept, passes=passes)
     wanted = {"target": 0.5, "target_metric": "DP", "forward": True, "kinds": ("mean",)}
-    found = locate(question, LocatePlan(n_boot=100, draws=5, count=2, exact=4, **wanted))
+    plan = LocatePlan(n_boot=100, draws=5, count=2, exact=4, **wanted)
+    found = locate(question, plan)
+    found = replace(found, doses=find_dose(question, found.ranked, plan))
     path = tmp_path_factory.mktemp("page") / "report.html"
     path.write_text(render(found.report({"seed": 0})))
     return path.as_uri()
