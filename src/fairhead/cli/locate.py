@@ -138,6 +138,8 @@ def ablate_command(
         raise InputError("--save changes the weights, which affects every token: leave out --tokens first")
     if plan.target is not None and edit.kind != "gain":
         raise InputError(f"--target is for --kind gain, which is learned for it; --kind is {edit.kind}: leave it out")
+    if plan.target is not None and edit.strength != 1:
+        raise InputError(f"--target finds how strong the gains must be; --strength is {edit.strength:g}: leave it out")
     if edit.kind == "resample":
         if edit.save is not None:
             raise InputError("--save cannot store --kind resample, which needs other rows; use mean, zero or project")

@@ -91,8 +91,8 @@ class GapQuestion(Question):
         self.edits = HeadEdits.learn(features.take(learning), part.cells)
         if self.edits.shrinkage > 0.2:
             notes.append(
-                f"{self.edits.n} {evaluation.noun} are few for heads of {self.edits.means.shape[-1]} dimensions: the "
-                f"covariances behind the projections were shrunk by up to {100 * self.edits.shrinkage:.0f} %."
+                f"{self.edits.n} {evaluation.noun} are few for {self.edits.means.shape[-1]} numbers read of a head: "
+                f"the covariances behind the projections were shrunk by up to {100 * self.edits.shrinkage:.0f} %."
             )
         self.notes = tuple(notes)
 

@@ -223,7 +223,11 @@ class RowPasses:
         already, by the kind `now`: what is estimated is then what another edit would change from there.
         """
         used, tokens = (edits, 0) if self.everywhere is None else (self.everywhere, None)
-        opened, stage = tap(self.decomposer.stream.base), f"estimates {next(self._rounds)}"
+        opened, what = (
+            tap(self.decomposer.stream.base),
+            "effects of heads by gradients" if slopes else "gains tried",
+        )
+        stage = f"{what}, pass {next(self._rounds)}"
         order = np.arange(len(rows)) if self.order is None else self.order(rows)
         every = [(site.layer, head) for site in opened.sites for head in range(site.n_heads)]
         found: list[Array] = []
