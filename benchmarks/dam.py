@@ -3,10 +3,10 @@
     python benchmarks/dam.py [--device cuda] [--repeats 20] [--small]
 
 Steps of plain training (ERM), of DAM, and of a straightforward eager DAM that builds all attention weights in every
-layer take turns in one process: forward, backward, clipping and AdamW. ERM and DAM run as `fairhead.train.fit` runs
-them, recorded and replayed on a GPU, and once more with compiled layers (`TrainingPlan(compile=True)`); the eager DAM
-runs as it is written, and once more replayed like the others. Then an epoch of last-encoder training from cached
-features is held against one that runs the whole model in every step.
+layer take turns in one process: forward, backward, clipping and AdamW. ERM and DAM run as
+`fairhead.train.fitting.fit` runs them, recorded and replayed on a GPU, and once more with compiled layers
+(`TrainingPlan(compile=True)`); the eager DAM runs as it is written, and once more replayed like the others. Then an
+epoch of last-encoder training from cached features is held against one that runs the whole model in every step.
 
 On a CPU seconds are processor time of this process: wall time would tell what else the machine has to do.
 """
