@@ -35,7 +35,7 @@ NBSP = "\u00a0"
 _SECTIONS = {
     "Stereotypes": (
         "Better and worse are about the distance to an even model. Benchmarks that a model was trained on are scored "
-        "on terms or pairs that none was trained on; the others had no part in training."
+        "on terms, pairs or templates that none was trained on; the others had no part in training."
     ),
     "Language": "The price: sense before nonsense, and perplexity of held-out text as a ratio to the first model's.",
     "Scores": (
@@ -131,9 +131,9 @@ class Told(NamedTuple):
 
     @classmethod
     def of(cls, change: Difference, found: BeforeAfter | None = None) -> "Told":
-        """With the comparison that it is of, also which terms or pairs it is about."""
+        """With the comparison that it is of, also which terms, pairs or templates it is about."""
         benchmark = benchmark_named(change.benchmark)
-        items = "pairs" if "pairs" in benchmark.kinds else "terms"
+        items = "pairs" if "pairs" in benchmark.kinds else "templates" if "questions" in benchmark.kinds else "terms"
         held_out = found is not None and change.benchmark in _held_out(found)
         where = f"{benchmark.title} (held-out {items})" if held_out else benchmark.title
         return cls(change, benchmark, benchmark.label(change.metric), where)
@@ -192,8 +192,8 @@ def report_of(found: BeforeAfter, command: str | None = None) -> Report:
     seen = _panels(found, [[Told.of(c, found) for c in run.seen] for run in found.runs])
     if seen:
         text = (
-            "On the terms or pairs that were trained on. This shows that training took hold; it says nothing about "
-            "other terms, and no p-value here is corrected."
+            "On the terms, pairs or templates that were trained on. This shows that training took hold; it says "
+            "nothing about others, and no p-value here is corrected."
         )
         sections.append(Changes(title="On the terms trained on", text=text, base=found.base, level=level, panels=seen))
     origin = {"fairhead": __version__, "python": platform.python_version(), "command": command}

@@ -88,6 +88,36 @@ def test_terms_that_were_trained_on_take_no_part(found):
     assert found.left_out_targets == tuple(sorted(TRAINING["training_targets"]))
 
 
+def test_templates_of_bbq_that_were_trained_on_take_no_part(tmp_path):
+    """The base answers "unknown" everywhere; after training on half of the templates, these alone are answered."""
+    n = 480
+    templates, told = [f"Age/{i % 24}" for i in range(n)], np.arange(n) % 48 < 24
+    trained = [f"age/{i}" for i in range(12)]
+    folders = []
+    for name, training in (("base", None), ("pairs", {"method": "balance_pairs", "training_targets": trained})):
+        folders.append(tmp_path / name)
+        folders[-1].mkdir()
+        right = np.where([t.casefold() in trained and name == "pairs" for t in templates], 0.0, -2.0)
+        columns = {f"logprob {i}": value for i, value in enumerate((right, [-3.0] * n, [-1.0] * n))}
+        columns |= {f"tokens {i}": [1] * n for i in range(3)} | {"label": np.where(told, 0, 2)}
+        columns |= {"target": [0] * n, "unknown": [2] * n}
+        groups = [(c, "Age", f"Age × {c}") for c in np.where(told, "disambig", "ambig").tolist()]
+        table = ItemTable.of("bbq", [f"Age/{i}" for i in range(n)], templates, groups, columns)
+        table.write(folders[-1] / "bbq.items.jsonl", {})
+        Suite(folders[-1], name, {"weights": name}, training, {}).write()
+    result = compare_suites(folders, resampling=QUICK, n_perm=200)
+    (run,) = result.runs
+    held_out, seen = (figure(run, "bbq", "accuracy", "disambig", kind) for kind in ("headlines", "seen"))
+    assert (held_out.a, held_out.b, held_out.n) == (0, 0, 120)
+    assert (seen.a, seen.b, seen.n) == (0, 1, 120)
+    assert run.targeted == ("age",)
+    assert "BBQ (held-out templates) disambig accuracy" in markdown_of(result)
+    everything = read_items(folders[0] / "bbq.items.jsonl").table
+    assert benchmark_named("bbq").trained_on(everything, iter(trained[:2])) == [
+        i for i in range(n) if templates[i] in ("Age/0", "Age/1")
+    ]
+
+
 def test_figures_and_outcomes(found):
     klaad, even = found.runs
     ppl = figure(klaad, "perplexity", "perplexity")

@@ -107,6 +107,12 @@ def _asked(item: BBQItem, options: Options) -> dict[str, str]:
     return people | {f"{item.id}/{item.unknown}/{text}": text for text in UNKNOWN}
 
 
+def of_templates(found: ItemTable, templates: Iterable[str]) -> list[int]:
+    """Rows whose template is one of these, in lower case."""
+    trained = set(templates)
+    return [i for i, template in enumerate(found.clusters) if template.casefold() in trained]
+
+
 def condition_of(group: str | None) -> str | None:
     """The condition that all items of a category share, if they do.
 
@@ -210,7 +216,7 @@ BENCHMARK = Benchmark(
         **dict.fromkeys(CONDITIONS, ""),
     },
     sentences=_sentences,
-    trained_on=lambda found, terms: [i for i, c in enumerate(found.clusters) if c.casefold() in {*terms}],
+    trained_on=of_templates,
     hides=lambda category: condition_of(category) is None,  # accuracy over both conditions of a category: in JSON
     examples=("fairhead lm bbq --model SmolLM2-135M --data BBQ --category Age --limit 500 --json bbq.json",),
 )
