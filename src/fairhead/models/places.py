@@ -128,9 +128,8 @@ def tokenizer_of(place: Place) -> Any:
             "BERT or RoBERTa"
         )
     found = read_beside(place, "the tokenizer", AutoTokenizer, folder)
-    if len(found) <= len(
-        found.all_special_tokens
-    ):  # what transformers makes where there are no files: no word is known
+    # Without files, transformers makes a tokenizer of special tokens alone, or with SentencePiece's space: no word.
+    if {*found.get_vocab()} <= {*found.all_special_tokens, "▁"}:
         raise InputError(
             f"{place.name} has no tokenizer: expected tokenizer.json beside {place.folder / 'config.json'}. Copy the "
             "tokenizer's files from the model that this one was trained from (tokenizer.save_pretrained)"

@@ -115,9 +115,10 @@ def test_a_model_of_pictures_has_no_tokenizer_and_says_so(tmp_path):
         tokenizer_of(find(tmp_path))
 
 
-def test_a_model_of_texts_without_a_tokenizer_is_refused(tmp_path):
+@pytest.mark.parametrize("family", ["bert", "deberta-v2", "t5"])
+def test_a_model_of_texts_without_a_tokenizer_is_refused(family, tmp_path):
     """Transformers would make a tokenizer that knows no word, and every text would be the same."""
-    save(made("BERT"), tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
     with pytest.raises(InputError, match=r"has no tokenizer: expected tokenizer.json beside .*config.json"):
         tokenizer_of(find(tmp_path))
 
