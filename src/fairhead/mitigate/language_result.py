@@ -117,7 +117,7 @@ def card_of(record: TrainingRecord, carries: str | None) -> Card:
     limits = ["The losses have no interval and do not measure stereotypes."] if losses else []
     if any(is_crows_pairs(*source.partition(":")[::2]) for source in sources):
         limits.append(f"It was trained on CrowS-Pairs. {NOT_TO_TRAIN_ON}.")
-    if any(source.casefold().startswith("bbq:") for source in sources):
+    if any(source.casefold().startswith(("bbq:", "memory:bbq-")) for source in sources):
         limits.append("It was trained on contexts of BBQ: of that benchmark, only templates that were held out count.")
     return Card(
         title=f"{base or 'A language model'} with {record.method}",

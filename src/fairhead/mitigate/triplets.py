@@ -189,12 +189,10 @@ questions with answers are needed here: bbq, crows_pairs, stereoset, pairs, trip
         """What it is, as a record of the training keeps it."""
         found = {name: value for name, value in asdict(self).items() if name not in ("options", "kind") or value}
         # What is in memory is known again by what it is, not by where it lies.
-        sources = [f"memory:{digest(read_items(s))}" if s.startswith("memory:") else s for s in self.sources]
-        alone = len(sources) == 1
-        return found | {
-            "source": sources[0] if alone else sources,
-            "held_out": self.shares[0 if alone else slice(None)],
-        }
+        held = {s: read_items(s) for s in self.sources if s.startswith("memory:")}
+        sources = [f"memory:{held[s].name}-{digest(held[s])}" if s in held else s for s in self.sources]
+        which = 0 if len(sources) == 1 else slice(None)
+        return found | {"source": sources[which], "held_out": self.shares[which]}
 
 
 def triplets_of(pairs: Sequence[CrowsPair]) -> list[StereoSetItem]:

@@ -286,3 +286,14 @@ def test_templates_of_bbq_that_were_trained_on_are_not_scored(questions, tmp_pat
     seen = benchmark.trained_on(table, record.training_targets)
     assert {table.clusters[i].casefold() for i in seen} == {*record.training_targets}
     assert len(seen) == len(items) - len(kept)
+
+
+def test_data_in_memory_are_named_in_the_card(questions, sources, tmp_path):
+    """Objects have no path, but what was trained on is known all the same."""
+    model, said = saved(tmp_path / "model"), []
+    for data in (dataset(f"bbq:{questions}"), dataset(f"crows:{sources / 'crows_pairs'}")):
+        how = {"held_out": 0.5, "checks": 0, "watched": 0.0, "device": "cpu"}
+        fairhead.mitigate(str(model), data, "balance_pairs", out=tmp_path / data.name, **how)
+        said.append((tmp_path / data.name / "README.md").read_text())
+    assert ["trained on contexts of BBQ" in text for text in said] == [True, False]
+    assert ["was trained on CrowS-Pairs" in text for text in said] == [False, True]
