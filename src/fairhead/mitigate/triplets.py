@@ -221,7 +221,7 @@ def swapped_people(items: Iterable[BBQItem]) -> list[CrowsPair]:
 
     Both name both people, so that how common a name is cancels out where both are named equally often. The more
     stereotypical one is that in which the answer to the negative question agrees with the stereotype. Stories that are
-    told one way alone give no pair.
+    told one way alone give no pair. BBQ draws some words of its stories at random; these may differ within a pair.
 
     Example:
         >>> from fairhead.data.sentences import Answer
