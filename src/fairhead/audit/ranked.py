@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairhead.stats.bootstrap import Sample
-from fairhead.stats.clusters import cell_numbers, count_rows, over_chunks
+from fairhead.stats.clusters import cell_numbers, count_rows, divide, over_chunks
 
 Array = NDArray[np.float64]
 Codes = NDArray[np.integer]
@@ -123,6 +123,17 @@ class Ranked:
         positions = np.argsort(by_score, kind="stable")
         of_groups = np.split(positions, np.cumsum(np.bincount(by_score, minlength=n_groups))[:-1])
         return [ascending._merged(some) for some in of_groups]
+
+    def auc_parts(self, entries: Entries, own: NDArray[np.bool_]) -> Array:
+        """What each of a group's own rows adds to its AUC, less the mean of its class: [n] to the shape [rows]."""
+        hit, places = self.hit[own], np.searchsorted(entries.value, self.score[own])
+        down, up = entries.mass
+        placed = [(part.cumsum() - part / 2)[np.minimum(places, len(part) - 1)] for part in (down, up)]
+        found = np.where(hit, placed[0] / max(down.sum(), 1), -placed[1] / max(up.sum(), 1))
+        for some in (hit, ~hit):
+            if some.any():
+                found[some] = (found[some] - found[some].mean()) / some.sum()
+        return found
 
     def _merged(self, rows: NDArray[np.intp] | slice) -> Entries:
         """Entries of some rows, which are in ascending order."""
@@ -264,6 +275,39 @@ def auc_of(down: Array, up: Array) -> Auc:
             )
         )
     return Auc(value, np.maximum(of_up + of_down, 0.0))
+
+
+def binned_auc(up: Array, down: Array) -> Array:
+    """AUC from masses of positives and negatives in ascending bins, [..., K] to [...].
+
+    Example:
+        >>> binned_auc(np.array([0.0, 2.0]), np.array([1.0, 1.0])).item()
+        0.75
+    """
+    # Bin by bin: replicates, which lie together in memory, are the innermost loop then.
+    below, won = np.zeros_like(down[..., 0]), np.zeros_like(down[..., 0])
+    for k in range(down.shape[-1]):
+        half = down[..., k] / 2
+        below += half
+        won += up[..., k] * below
+        below += half
+    return divide(won, up.sum(axis=-1) * below)
+
+
+def drawn_together(star: Array, parts: Array, rng: np.random.Generator) -> Array:
+    """Replicates [B, C] of C figures of the same rows, put into an order in which they vary together as they should.
+
+    They are ranked as normal numbers that correlate as what each row adds to each figure, [C, n] (Iman and Conover
+    1982). Where some replicates have no value, the order stays.
+    """
+    if np.isnan(star).any():
+        return star
+    length = np.sqrt(dot(parts, parts))
+    unit = np.divide(parts, length[:, None], out=np.zeros_like(parts), where=length[:, None] > 0)
+    together = np.einsum("an,bn->ab", unit, unit)
+    np.fill_diagonal(together, 1 + 1e-9)  # a root exists also where two figures are the same, or one does not vary
+    normal = np.einsum("bk,ck->bc", rng.standard_normal(star.shape), np.linalg.cholesky(together))
+    return np.take_along_axis(np.sort(star, axis=0), normal.argsort(axis=0).argsort(axis=0), axis=0)
 
 
 def dot(a: Array, b: Array) -> Array:

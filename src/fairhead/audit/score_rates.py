@@ -19,7 +19,18 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from fairhead.audit.ranked import Auc, Binned, Entries, Ranked, ScoreTable, auc_of, dot, normal_sums
+from fairhead.audit.ranked import (
+    Auc,
+    Binned,
+    Entries,
+    Ranked,
+    ScoreTable,
+    auc_of,
+    binned_auc,
+    dot,
+    drawn_together,
+    normal_sums,
+)
 from fairhead.audit.rates import Rates, Terms, unsettle
 from fairhead.stats import CalibrationPoint, Curves, GroupCurve, intervals
 from fairhead.stats.clusters import cell_numbers, clusters_in, divide, sample_of_table, tabulate
@@ -124,6 +135,11 @@ class ScoreTables:
             rows.append(smaller)
         need = "rows in the smaller of its two classes"
         star = stars[0][:, None] if len(stars) == 1 else np.stack(stars, axis=1)
+        if len(stars) > 1 and self._plain:  # with clusters, the same seed mostly draws the same ones for each class
+            for g in range(self.n_groups):
+                both = zip(self.scores.by_class, self.by_class, strict=True)
+                parts = [ranked.auc_parts(table.entries[g], self.group == g) for ranked, table in both]
+                star[..., g] = drawn_together(star[..., g], np.stack(parts), self._generator(f"AUC of group {g}"))
         rates = Rates(np.stack(hats), star, np.stack(rows), lambda c: need, self.clusters)
         return replace(rates, star=unsettle(rates, "AUC"))
 
@@ -217,23 +233,6 @@ def _without_bins(variance: Array, binned: Array) -> Array:
     with np.errstate(invalid="ignore", divide="ignore"):
         factor = np.sqrt(variance / binned)
     return np.where(np.isfinite(factor) & (binned > 0), np.maximum(factor, 0.5), 1.0)
-
-
-def binned_auc(up: Array, down: Array) -> Array:
-    """AUC from masses of positives and negatives in ascending bins, [..., K] to [...].
-
-    Example:
-        >>> binned_auc(np.array([0.0, 2.0]), np.array([1.0, 1.0])).item()
-        0.75
-    """
-    # Bin by bin: replicates, which lie together in memory, are the innermost loop then.
-    below, won = np.zeros_like(down[..., 0]), np.zeros_like(down[..., 0])
-    for k in range(down.shape[-1]):
-        half = down[..., k] / 2
-        below += half
-        won += up[..., k] * below
-        below += half
-    return divide(won, up.sum(axis=-1) * below)
 
 
 def equal_bins(values: Array, bins: int) -> NDArray[np.int8]:

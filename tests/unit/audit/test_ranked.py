@@ -248,3 +248,22 @@ def test_figures_near_the_end_of_their_scale_are_drawn_from_counts(monkeypatch):
         drawn.append(score_rates.ScoreTables(scores, np.zeros(8000, dtype=int), 1, 2000, 0).rates("AUC"))
     assert drawn[0].hat.item() == pytest.approx(0.999, abs=1e-3)
     np.testing.assert_array_equal(drawn[0].star, drawn[1].star)
+
+
+@pytest.mark.parametrize(("n", "classes"), [(600, 5), (6600, 3)])
+def test_aucs_of_several_classes_vary_together_as_in_other_samples(n, classes):
+    """Their mean, an overall AUC, has the standard error that it has over 250 samples; so have those of each class."""
+
+    def sample(seed):
+        rng = np.random.default_rng(seed)
+        label, scores = rng.integers(0, classes, n), rng.normal(size=(n, classes))
+        scores[np.arange(n), label] += 1
+        return score_rates.Scores(label, 1 / (1 + np.exp(-scores + scores.mean(axis=1, keepdims=True))))
+
+    def tables(seed, n_boot):
+        return score_rates.ScoreTables(sample(seed), np.zeros(n, dtype=int), 1, n_boot, 0)
+
+    seen = np.array([tables(seed, 1).rates("AUC").hat[:, 0] for seed in range(1, 251)])
+    star = tables(0, 4000).rates("AUC").star[..., 0]
+    assert star.std(axis=0) == pytest.approx(seen.std(axis=0), rel=0.15)
+    assert star.mean(axis=1).std() == pytest.approx(seen.mean(axis=1).std(), rel=0.15)
