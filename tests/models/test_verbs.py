@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import made_posts
 import numpy as np
@@ -75,6 +76,9 @@ def test_what_predict_returns_has_the_methods_of_a_result(run, capsys):
     assert json.loads(json.dumps(found.to_dict()))["rows"][0]["prediction"] in ("no", "yes")
     assert len(found.to_frame()) == len(found)
     assert repr(found).startswith("Records of")
+    sex = found.groups["sex"]
+    unknown = replace(found, groups={"sex": replace(sex, codes=np.where(np.arange(len(found)), sex.codes, -1))})
+    assert json.loads(json.dumps(unknown.to_dict(), allow_nan=False))["rows"][0]["sex"] is None
 
 
 def test_a_comparison_of_two_models_on_the_same_rows_names_the_models(run, tmp_path, capsys, monkeypatch):

@@ -213,7 +213,7 @@ def audit_verdicts(audit: Audit, rates: Sequence[str] = ()) -> list[report.Sente
     level, headline = options.get("level", 0.95), options.get("headline", HEADLINE)
     gaps = [e for e in audit.estimates if e.metric in headline and e.group_by is not None]
     without = report.Sentence("No group column was named (--group; groups=), so there is no gap to report.", "note")
-    verdicts = _headlines(gaps, level) if audit.by_group else [without]
+    verdicts = _headlines(gaps, level) if audit.by_group or gaps else [without]
     if rates and verdicts[0].tone == "bad":
         verdicts[1:1] = _against_reference(audit, rates)
     for of_all in audit.estimates:

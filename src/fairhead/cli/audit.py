@@ -11,7 +11,7 @@ import typer
 from fairhead import __version__
 from fairhead.cli.common import Output, command_line, write_json
 from fairhead.cli.options import options
-from fairhead.errors import InputError
+from fairhead.errors import InputError, check_known
 from fairhead.settings import Count, Level, NotNegative, Option, Replicates, Seed
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ class Columns:
         """The records of a file, and those that they are compared with."""
         from fairhead.audit.audited_rows import read_both, read_rows
         from fairhead.records.columns import tidy_levels  # classes are read as those of a text file
-        from fairhead.records.layout import GroupFile, find_column
+        from fairhead.records.layout import GroupFile
 
         joined = None if self.groups_from is None else GroupFile.read(self.groups_from)
         further = () if joined is None else joined.columns
@@ -175,7 +175,7 @@ class Columns:
             groups = {**one.groups, **({} if joined is None else joined.of(one.id))}
             wanted = self.group or further or tuple(groups)
             for name in self.group:
-                find_column(name, list(groups), path)
+                check_known(name, groups, f"{path} has no column {name!r} of groups; there are")
             found[i] = replace(one, groups={name: column for name, column in groups.items() if name in wanted})
         return found
 

@@ -296,8 +296,9 @@ class Predictions(Records, Result):
         return cls(**vars(data.records(ids, logits[:, class_order(model, data.classes)].softmax(-1))))
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row per example."""
-        found: list[dict[str, Any]] = self.to_frame().to_dict("records")  # type: ignore[assignment]
+        """One row per example; None where it has no group."""
+        frame = self.to_frame().astype(object)
+        found: list[dict[str, Any]] = frame.where(frame.notna(), None).to_dict("records")  # type: ignore[assignment]
         return found
 
     def to_dict(self) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import fairhead
-from fairhead.audit.audit_results import audit_verdicts
+from fairhead.audit.audit_results import Audit, audit_verdicts
 from fairhead.records import Records
 from fairhead.report.wording import is_finding, left_out, said
 from fairhead.stats import Estimate
@@ -296,3 +296,10 @@ def test_clusters_that_say_nothing_hide_no_gap():
     plain = fairhead.audit(Records.from_arrays(y, predicted, groups={"g": group}), metrics=["DP"])
     assert found["DP"].low > 0.05
     assert found["DP"].low == pytest.approx(plain["DP"].low, abs=0.05)
+
+
+def test_a_verdict_says_that_no_group_was_named_only_where_there_is_no_gap():
+    records = Records.from_arrays([0, 1] * 50, [0, 1, 1, 1] * 25)
+    assert "No group column was named" in audit_verdicts(fairhead.audit(records, n_boot=100))[0].text
+    gap = Estimate("DP", "race", 0.12, 0.08, 0.16, n=500, ideal=0.0)
+    assert "race" in audit_verdicts(Audit((gap,), (), {"rows": 500}))[0].text

@@ -505,7 +505,9 @@ def test_a_table_that_fairhead_wrote_needs_no_names_of_columns(preds, capsys):
     pd.DataFrame({"id": frame.id, "found": ["a", "b"] * 600}).to_csv("groups.csv", index=False)
     joined = as_json(capsys, "audit", "before.csv", "--groups-from", "groups.csv", "--n-boot", "100")
     assert {found["group_by"] for found in joined["estimates"]} - {None} == {"found"}
-    assert "before.csv has no column 'sex'" in refused(capsys, "audit", "before.csv", "--group", "sex")
+    for name in ("sex", "prediction"):  # which is there, and holds no groups
+        said = refused(capsys, "audit", "before.csv", "--group", name)
+        assert f"before.csv has no column '{name}' of groups; there are race, gender" in said
     assert "no column 'label'. Name its columns (--label" in refused(capsys, "audit", "preds.csv", "--group", "race")
     assert "Missing option '--label'" in refused(capsys, "audit", "before.csv", "--pred", "prediction")
     both = refused(capsys, "audit", "preds.csv", *ARGUMENTS, "--target", "p")
