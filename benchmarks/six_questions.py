@@ -8,8 +8,8 @@ DATA holds images/celeba10k.zip and images/fairface_val5k.zip. `--prepare` decod
 outputs into WORK; one process for each split then waits for it. A split divides the rows by person in three: a quarter
 for a probe that predicts the label from CLIP's output, three eighths on which gains of heads are learned and their
 strength is chosen, and three eighths on which they are reported. Figures are written to OUT/split-<number>.json after
-each step. Learning and controls run in 16 bits, what is reported in TF32. `--table` prints the tables of
-docs/results/locate-six-questions.md.
+each step, and a run that finds such a file goes on from there. Learning and controls run in 16 bits, what is reported
+in TF32. `--table` prints the tables of docs/results/locate-six-questions.md.
 """
 
 import argparse
@@ -209,9 +209,8 @@ def figures(rows: Evaluation, reads: Sequence[NDArray[np.float64]]) -> dict[str,
 class Run:
     """One question on one split."""
 
-    def __init__(self, name: str, data: Prepared, split: int) -> None:
-        _, label, self.metric = QUESTIONS[name]
-        self.data, self.split = data, split
+    def __init__(self, name: str, data: Prepared, split: int, edits: Mapping[str, Any]) -> None:
+        self.data, label = data, QUESTIONS[name][1]
         self.question, balanced = data.ask(label, split)
         self.told = self.question.rows.take(self.question.reported)
         output = self.question.features.output[self.question.reported]
@@ -219,12 +218,14 @@ class Run:
         erased = self.question.at_output("project")
         assert erased is not None
         n = {"rows": len(self.question.rows), "reported": len(self.told)}
-        self.result: dict[str, Any] = {"question": name, "split": split, **n, "edits": {}}
+        self.result: dict[str, Any] = {"question": name, "split": split, **n, "edits": dict(edits)}
         self.result["balanced_last_layer"] = figures(self.told, logits)
         self.result["erased_at_output"] = figures(self.told, erased([(), ((0, 0),)]))
 
     def learn_told(self, metric: Any) -> None:
         """Gains learned against a gap, told the groups of the selection half."""
+        if f"told {metric}" in self.result["edits"]:
+            return
         found = learn_told_gains(self.question, replace(PLAN, target_metric=metric))
         names = ("weight", "before", "gap", "upper", "accuracy", "reached")
         told: dict[str, Any] = {name: getattr(found, name) for name in names} | {"metric": metric}
@@ -232,8 +233,8 @@ class Run:
 
     def learn_untold(self) -> None:
         """Gains learned with clusters balanced."""
-        found = learn_gains(self.question, 12)
-        if found.heads:
+        found = learn_gains(self.question, 12) if "gains" not in self.result["edits"] else None
+        if found is not None and found.heads:
             self.result["edits"]["gains"] = self.reported(found.values, found.heads)
 
     def reported(self, values: NDArray[np.float64], heads: Sequence[Head]) -> dict[str, Any]:
@@ -241,6 +242,10 @@ class Run:
         before, after = self.question.with_gains(values).forward(self.question.reported, "gain")([(), heads])
         changes = {d.metric: d.to_dict() for d in self.told.compare(before, after, PLAN).differences}
         return {"heads": [[*map(int, head), float(values[head])] for head in heads], "changes": changes}
+
+    def controls(self, edit: str) -> int:
+        """How many control sets an edit has been held against."""
+        return max((one["n"] for one in self.result["edits"][edit].get("controls", {}).values()), default=0)
 
     def control(self, edit: str, draws: int) -> Iterator[None]:
         """An edit saved, and read with plain transformers; and against heads of the same layers with its gains."""
@@ -281,6 +286,9 @@ class Work:
 
     def __init__(self, how: argparse.Namespace) -> None:
         self.how, self.started, self.runs = how, time.monotonic(), dict[tuple[str, int], Run]()
+        self.file = how.out / f"split-{how.split}.json"
+        written = json.loads(self.file.read_text()) if self.file.exists() else []
+        self.results = {(one["question"], one["split"]): one for one in written}
         self.data, self.pool, self.asked = dict[str, Prepared](), ThreadPoolExecutor(1), dict[str, Future[Run]]()
 
     def run(self) -> None:
@@ -289,15 +297,15 @@ class Work:
         images = [name for name in asked if QUESTIONS[name][0] == "celeba"]
         for name in images:
             self.do(f"{name} told", partial(self.told, name, split))
-        turned = images[split % max(len(images), 1) :] + images[: split % max(len(images), 1)]
-        self.controls(turned)
         for name in images:
             self.do(f"{name} gains", partial(self.untold, name, split))
-        self.controls(turned)
         others = [name for name in asked if QUESTIONS[name][0] == "fairface"]
         for number, name in [(number, name) for number in range(3) for name in others]:
             if self.claim(f"{name} {number}"):
                 self.do(f"{name} {number} told", partial(self.told, name, number))
+                self.do(f"{name} {number} gains", partial(self.untold, name, number))
+        turned = images[split % max(len(images), 1) :] + images[: split % max(len(images), 1)]
+        self.controls(turned)
         for name in images:
             if QUESTIONS[name][2] == "EOd":
                 self.do(f"{name} told V", partial(self.told, name, split, "cramers_v"))
@@ -320,18 +328,24 @@ class Work:
             # Probes are fitted on the processor meanwhile, one question after the other.
             asked = [one for one in self.how.questions or QUESTIONS if QUESTIONS[one][0] == data]
             if data == "celeba":
-                self.asked = {one: self.pool.submit(Run, one, self.data[data], split) for one in asked}
+                self.asked = {one: self.pool.submit(self.open, one, split) for one in asked}
         if (name, split) not in self.runs:
-            ready = self.asked[name].result() if name in self.asked else Run(name, self.data[data], split)
+            ready = self.asked[name].result() if name in self.asked else self.open(name, split)
             self.runs[name, split] = ready
         return self.runs[name, split]
+
+    def open(self, name: str, split: int) -> Run:
+        """A question of a split, with the edits that an earlier run found."""
+        return Run(name, self.data[QUESTIONS[name][0]], split, self.results.get((name, split), {"edits": {}})["edits"])
 
     def controls(self, names: Sequence[str]) -> None:
         """Controls of edits that could meet the bar, by the first process that has one."""
         for name in names:
             run = self.runs.get((name, self.how.split))
             for edit in list(run.result["edits"]) if run is not None else []:
-                if run is not None and meets(run.result, edit) and self.claim(f"controls {name} {edit}"):
+                if run is None or not meets(run.result, edit) or not self.claim(f"controls {name} {edit}"):
+                    continue
+                if run.controls(edit) < self.how.draws:
                     steps = run.control(edit, self.how.draws)
                     while self.do(f"{name} {edit} controls", partial(next, steps)):
                         pass
@@ -356,8 +370,8 @@ class Work:
         except Exception as error:  # one step that fails must not take the others with it
             print(f"split {self.how.split}: {what} failed: {error!r}", flush=True)
             return False
-        done = [run.result for run in self.runs.values()]
-        (self.how.out / f"split-{self.how.split}.json").write_text(json.dumps(done))
+        self.results |= {key: run.result for key, run in self.runs.items()}
+        self.file.write_text(json.dumps(list(self.results.values())))
         print(f"split {self.how.split}: {what} done at {time.monotonic() - self.started:.0f} s", flush=True)
         return True
 
