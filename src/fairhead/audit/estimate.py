@@ -160,7 +160,7 @@ def _sum_interval(parts: Stack, rates: Rates, level: float) -> intervals.Interva
         rates = rates.of_groups(usable, parts.kept)
     if rates.terms is None or rates.hat.shape[1] == 1:
         return rates.sum_interval(0, level)
-    return intervals.spread_of_sums(rates.terms.hat, rates.errors_of_terms(level), rates.sum_interval, level)
+    return intervals.spread_of_sums(rates.terms.hat, rates.sum_interval, level)
 
 
 def _lowest(parts: Stack, wide: Array, level: float) -> intervals.Interval:

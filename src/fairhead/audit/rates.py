@@ -160,18 +160,16 @@ class Rates:
         """Errors hat − star, stretched for the few rows or clusters there are, shape [B, C, G]."""
         return self._once(("errors", level), lambda: (self.hat - self.star) * self.wide(level))
 
-    def errors_of_terms(self, level: float) -> Array:
-        """The same of the terms, [B, K, G]."""
-        assert self.terms is not None
-        hat, star, _ = self.terms
-        return self._once(("terms", level), lambda: (hat - star) * self.wide(level)[0])
-
     def sum_interval(self, g: int, level: float) -> intervals.Interval:
         """The interval of a group's sum of absolute values."""
         assert self.terms is not None
-        hat, _, curve = self.terms
-        error = self.errors_of_terms(level)
-        return self._once((g, level), lambda: intervals.absolute_sum(hat[:, g], error[..., g], level, curve))
+        hat, star, curve = self.terms
+
+        def made() -> intervals.Interval:
+            error = (hat[:, g] - star[..., g]) * self.wide(level)[0, g]
+            return intervals.absolute_sum(hat[:, g], error, level, curve)
+
+        return self._once((g, level), made)
 
     @cached_property
     def _made(self) -> dict[Hashable, Any]:

@@ -235,18 +235,18 @@ def absolute_sum(hat: Array, error: Array, level: float = 0.95, curve: bool = Fa
     return found._replace(high=max(found.high, observed - float(quantiles(one_sign, [(1 - level) / 2])[0])))
 
 
-def spread_of_sums(hat: Array, error: Array, own: Callable[[int, float], Interval], level: float = 0.95) -> Interval:
+def spread_of_sums(hat: Array, own: Callable[[int, float], Interval], level: float = 0.95) -> Interval:
     """Interval of the largest minus the smallest Σ|term| over groups.
 
     Noise makes these sums larger, most of all in small groups, so the gap between them can be too large as well as too
     small. Each group's own interval knows; those of two groups give that of their difference, and the gap is the
     largest difference. Its lower end is corrected (Bonferroni) for the number of pairs that could have been it. Terms
-    are [K, G], their errors [B, K, G]; `own` goes from a group and a level to its interval, as `absolute_sum` makes it.
+    are [K, G]; `own` goes from a group and a level to its interval, as `absolute_sum` makes it.
 
     Example:
         >>> noise = np.random.default_rng(0).normal(0, [0.01, 0.05], (2001, 15, 2))
         >>> own = lambda g, level: absolute_sum(noise[0][:, g], noise[1:, :, g], level)
-        >>> spread_of_sums(noise[0], noise[1:], own).low
+        >>> spread_of_sums(noise[0], own).low
         0.0
     """
     n_groups = hat.shape[1]
@@ -265,8 +265,8 @@ def spread_of_sums(hat: Array, error: Array, own: Callable[[int, float], Interva
             break
         low = max(low, apart(a, b, (own(a, strict), own(b, strict))).low)
     se = float(np.hypot(every[int(sums.argmax())].se, every[int(sums.argmin())].se))
-    noise = np.abs(error).sum(axis=-2)
-    by_chance = np.fmax.reduce(noise, axis=-1) - np.fmin.reduce(noise, axis=-1)
+    noise = [end.test.draws for end in every if end.test is not None]
+    by_chance = np.fmax.reduce(noise) - np.fmin.reduce(noise)
     return Interval(low, high, se, float(np.nanmean(by_chance)), "inversion")
 
 

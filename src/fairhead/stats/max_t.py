@@ -7,8 +7,8 @@ difference is measured in its own standard error (max-T), so a small group does 
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import accumulate
+from functools import lru_cache, reduce
+from itertools import accumulate, product
 from math import isnan, log, prod
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ Array = NDArray[np.float64]
 # Groups are put into classes of like noise, and a pair of classes has one standard error: of a gap of one kind of rate
 # up to so many classes, each group its own where there are no more groups; of means of gaps so many contrasts at most.
 _CLASSES, _CONTRASTS = 8, 100
-_BLOCK = 8  # contrasts at a time, so that their replicates fit in a processor's cache
+_BLOCK = 10  # contrasts at a time, so that their replicates fit in a processor's cache
 # Standard errors that differ by no more than this factor are alike.
 _ALIKE = 1.25
 _ROUNDING = 1e-12
@@ -84,7 +84,7 @@ class _Part(NamedTuple):
         high, low = (self.groups[self.classes[end[contrast]]] for end in (self.a, self.b))
         return Compared(self.place, int(high[row[high].argmax()]), int(low[row[low].argmin()]))
 
-    def apart(self, ends: "_Ends", some: NDArray[np.intp]) -> Array:
+    def apart(self, ends: "_Ends", some: slice | NDArray[np.intp] = slice(None)) -> Array:
         """Some of the contrasts, shape [contrasts, ...]."""
         apart = ends.highest[self.a[some]]
         if self.b is not None:
@@ -146,11 +146,14 @@ class _Pool(NamedTuple):
                 every *= 1 / of_pairs[a, a:, None]
                 np.maximum(found, np.abs(every, out=every).max(axis=0), out=found)
             return found
-        for start in range(0, len(se), _BLOCK):
-            some = np.arange(start, min(start + _BLOCK, len(se)))
-            every = self.differences(ends, some)
-            every *= 1 / se[some, None]
-            np.maximum(found, every.max(axis=0), out=found)
+        others, last = [part.apart(both) for part, both in zip(self.parts[:-1], ends, strict=False)], self.parts[-1]
+        for start in range(0, len(last.a), _BLOCK):
+            block = last.apart(ends[-1], slice(start, start + _BLOCK))
+            for number, of_others in enumerate(product(*others)):
+                own = se[number * len(last.a) + start :][: len(block)]
+                every = block[: len(own)] + sum(of_others)
+                every *= 1 / own[:, None]
+                np.maximum(found, every.max(axis=0), out=found)
         return found
 
     def any_above(self, rates: Array, least: Array) -> NDArray[np.bool_]:
@@ -273,22 +276,21 @@ def westfall_young(observed: Sequence[float], draws: Sequence[Array], blocks: Se
         >>> [round(p, 3) for p in (*same, *two)]
         [0.006, 0.006, 0.012, 0.012]
     """
-    # How large a share of replicates is as large: of what was observed, and of each replicate.
-    p, by_chance = [], []
-    for x, drawn in zip(observed, draws, strict=True):
-        below = drawn < x
-        p.append((1 + len(drawn) - int(np.count_nonzero(below))) / (1 + len(drawn)))
-        # Only shares up to p count below: most replicates need not be ranked.
-        some = ~(drawn < np.max(drawn, where=below, initial=-np.inf))
-        ranked = np.sort(drawn[some])
-        share = np.ones(len(drawn))
-        share[some] = (len(ranked) - np.searchsorted(ranked, drawn[some])) / (1 + len(drawn))
-        by_chance.append(share)
+    ranked = [np.sort(drawn) for drawn in draws]
+    # How large a share of replicates, and of what was observed, is as large as what was observed.
+    p = [(1 + len(r) - int(np.searchsorted(r, x))) / (1 + len(r)) for x, r in zip(observed, ranked, strict=True)]
+
+    def as_rare(k: int, share: float) -> NDArray[np.bool_]:
+        """The replicates of a test that no more than this share of them are as large as, [B]."""
+        place = len(ranked[k]) - 1 - int((share + _ROUNDING) * (1 + len(ranked[k])))
+        return draws[k] > (ranked[k][place] if place >= 0 else -np.inf)
+
     adjusted = list(p)
-    smallest: dict[Hashable, Array] = {}
+    following: dict[Hashable, list[int]] = {}
     for k in sorted(range(len(p)), key=lambda k: -p[k]):  # from the largest: a test is up against those that follow it
-        smallest[blocks[k]] = np.minimum(smallest.get(blocks[k], 1.0), by_chance[k])
-        none = prod(1 - np.count_nonzero(least <= p[k] + _ROUNDING) / (1 + len(least)) for least in smallest.values())
+        following.setdefault(blocks[k], []).append(k)
+        rare = [reduce(np.logical_or, [as_rare(other, p[k]) for other in some]) for some in following.values()]
+        none = prod(1 - np.count_nonzero(of_block) / (1 + len(of_block)) for of_block in rare)
         adjusted[k] = float(max(p[k], 1 - none))
     largest = 0.0
     for k in sorted(range(len(p)), key=lambda k: p[k]):
