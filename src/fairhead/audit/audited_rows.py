@@ -16,7 +16,7 @@ from fairhead.audit.score_rates import SCORE_GAPS, Scores
 from fairhead.errors import InputError, did_you_mean
 from fairhead.records import Column, Records
 from fairhead.report.wording import CROSS
-from fairhead.stats.clusters import cell_numbers, count_rows
+from fairhead.stats.clusters import cell_numbers
 
 _IDS, _LEAST = 100, 10  # more groups than half of the rows are ids where none has ten rows
 _CROSSED = 2_000  # groups of all intersections together: time and memory go with their pairs
@@ -225,27 +225,26 @@ def one_group(n: int) -> Column:
     return Column(np.zeros(n, dtype=np.int8), ("all",))
 
 
-def reference_groups(given: Any, columns: Mapping[str, Column]) -> dict[str, int]:
+def reference_groups(given: Any, columns: Mapping[str, Column], rows: Mapping[str, NDArray[Any]]) -> dict[str, int]:
     """The number of the reference group of each column: the one that is named, or the largest.
 
     Args:
         given: groups by column, {"race": "White"}; or one group or several, "White" or "race=White" each.
         columns: the group columns. Where one is named in a part of an intersection, its reference is that of the parts.
+        rows: by group, label and prediction, [G, C, C], of the columns that have been counted.
     """
     groups = {name: [str(level) for level in column.levels] for name, column in columns.items() if CROSS not in name}
-    if isinstance(given, Mapping):
-        chosen = dict(given)
-    else:
-        chosen = {}
-        for text in [given] if isinstance(given, str) else given or ():
-            name, group = _reference(str(text), groups)
-            if chosen.setdefault(name, group) != group:
-                raise InputError(f"Column {name!r} has two reference groups, {chosen[name]!r} and {group!r}; name one.")
+    chosen = dict(given) if isinstance(given, Mapping) else {}
+    for text in () if isinstance(given, Mapping) else [given] if isinstance(given, str) else given or ():
+        name, group = _reference(str(text), groups)
+        if chosen.setdefault(name, group) != group:
+            raise InputError(f"Column {name!r} has two reference groups, {chosen[name]!r} and {group!r}; name one.")
     for name, group in chosen.items():
         if name not in groups or str(group) not in groups[name]:
             have = f"column {name!r}, which has {groups[name]}" if name in groups else f"any of {list(groups)}"
             raise InputError(f"The reference group {group!r} is not in {have}.")
-    found = {name: int(count_rows([c.complete().codes], (len(c.levels),)).argmax()) for name, c in columns.items()}
+    sizes = {k: rows[k].sum(axis=(1, 2)) if k in rows else np.bincount(c.complete().codes) for k, c in columns.items()}
+    found = {name: int(size.argmax()) for name, size in sizes.items()}
     found |= {name: groups[name].index(str(group)) for name, group in chosen.items()}
     for name, column in columns.items():
         parts = name.split(CROSS)

@@ -132,7 +132,7 @@ def compare(
     with_scores = any(m.scores for m in chosen)
     by: list[tuple[str | None, Column]] = [(None, one_group(len(joined.a)))]
     by += group_columns(joined.a, group_by, intersections).items()
-    references = reference_groups(reference, {name: column for name, column in by if name is not None})
+    references = reference_groups(reference, {name: column for name, column in by if name is not None}, {})
     draws = Draws(n_boot, seed, min_group, with_own(chosen))
     headline, tested = headline_of(chosen), list[Tested]()
     pairs: list[PairChanges] = []

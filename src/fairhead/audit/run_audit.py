@@ -15,7 +15,7 @@ from fairhead.audit.estimate import association_estimate, estimate
 from fairhead.audit.metrics import Rules
 from fairhead.audit.rates import RATES, Rates
 from fairhead.audit.score_rates import SCORE_GAPS, ScoreTables, curves_of
-from fairhead.audit.tables import NUMBER_RATES, Drawing, Draws, Tables
+from fairhead.audit.tables import NUMBER_RATES, Drawing, Draws, Tables, count_together
 from fairhead.errors import InputError
 from fairhead.records import Column, Records, keep_freed_memory
 from fairhead.report.wording import UNDECIDED, four_fifths
@@ -97,9 +97,11 @@ def audit(
     of_scores = *view.score_rates, *view.score_gaps
     chosen = choose_metrics(metrics, of_scores, view.numbers is not None, bool(view.labels))
     draws = Draws(n_boot, seed, min_group, with_own(chosen))
-    references = reference_groups(reference, by)
+    counted = count_together(view, by)
+    references = reference_groups(reference, by, counted)
     parts = [
-        Part(view.take(column.known), name, column.complete(), draws, references[name]) for name, column in by.items()
+        Part(view.take(column.known), name, column.complete(), draws, references[name], counted.get(name))
+        for name, column in by.items()
     ]
     finer = next((part for part in parts if part.view is view), None)
     overall = Part(view, None, one_group(len(records)), draws, finer=finer)
@@ -142,6 +144,7 @@ class Part:
     column: Column  # the groups
     draws: Draws  # how to resample
     reference: int = 0  # the number of the group that others are seen against
+    rows: NDArray[np.int64] | None = None  # by group, label and prediction, where they have been counted
     finer: "Part | None" = None  # a part whose counts, pooled, are those of this one
 
     @cached_property
@@ -150,7 +153,7 @@ class Part:
         if self.finer is not None and self.view.numbers is None and not self.view.labels:
             clusters = clusters_in(self.column.codes, len(self.column.levels), self.view.cluster)
             return replace(self.finer.tables.all_rows, clusters=clusters)
-        return Drawing([self.view], self.column, self.draws).bootstrap()[0]
+        return Drawing([self.view], self.column, self.draws, self.rows).bootstrap()[0]
 
     @cached_property
     def scores(self) -> ScoreTables:

@@ -32,6 +32,8 @@ Array = NDArray[np.float64]
 
 # From so many rows on, sums of numbers are as good as normal, and drawn as such: row by row would take minutes.
 _MANY = 20_000
+# Cells of all group columns together, where they are counted at once.
+_FEW_CELLS = 1 << 14
 # Patterns of labels and predictions are told apart as whole numbers of 64 bits, some of which the groups need.
 _MOST_BITS = 48
 # Counts held for all swaps at once (128 MB); with very many groups and classes there are fewer swaps.
@@ -160,7 +162,9 @@ class Draws:
 class Drawing:
     """The rows of one group column, of one set of predictions or two, to be drawn again and to be swapped."""
 
-    def __init__(self, views: Sequence[View], column: Column, draws: Draws) -> None:
+    def __init__(
+        self, views: Sequence[View], column: Column, draws: Draws, rows: NDArray[np.int64] | None = None
+    ) -> None:
         self._views, self._column, self._draws = views, column, draws
         view, n_groups = views[0], len(column.levels)
         self.clusters = clusters_in(column.codes, n_groups, view.cluster)
@@ -174,7 +178,7 @@ class Drawing:
             self._sample = _label_sample(views, column.codes, n_groups)
             self._kinds, self._margins = {**draws.kinds, "accuracy": Kind(LabelMargins.accuracy)}, LabelMargins
         else:
-            self._sample = _class_sample(views, column.codes, n_groups)
+            self._sample = sample_of_table(rows) if rows is not None else _class_sample(views, column.codes, n_groups)
 
     def bootstrap(self) -> list[Tables]:
         """Tables, one for each set of predictions, with replicates of rows drawn with replacement."""
@@ -209,6 +213,17 @@ def small_groups(rows: NDArray[np.int64], min_group: float) -> dict[int, str]:
     least = min_group * rows.sum() if min_group < 1 else min_group
     why = f"rows; min_group leaves out groups of fewer than {np.ceil(least):.0f}"
     return {int(g): f"has {rows[g]} {why}" for g in np.flatnonzero(rows < least)}
+
+
+def count_together(view: View, columns: Mapping[str, Column]) -> dict[str, NDArray[np.int64]]:
+    """Rows by group, label and prediction, [G, C, C], of each column, counted at once; none where they cannot be."""
+    shape = (*(len(column.levels) for column in columns.values()), len(view.classes), len(view.classes))
+    plain = view.weight is None and view.cluster is None and view.numbers is None and not view.labels
+    if not plain or prod(shape) > _FEW_CELLS or any(column.known is not None for column in columns.values()):
+        return {}
+    rows = count_rows([*(column.codes for column in columns.values()), view.label, view.prediction], shape)
+    every = set(range(len(columns)))
+    return {name: rows.sum(axis=tuple(every - {own})) for own, name in enumerate(columns)}
 
 
 def _class_sample(views: Sequence[View], group: NDArray[np.integer], n_groups: int) -> Sample:
