@@ -35,7 +35,7 @@ CHUNK = 1 << 18
 LONGEST_LINE = 64_000_000
 
 # Bytes that one thread parses at a time.
-BLOCK = 1 << 20
+BLOCK = 1 << 21
 MAX_THREADS = 4
 
 # Values that mean "missing" in a column of numbers.
