@@ -14,7 +14,7 @@ from pkgutil import resolve_name
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fairhead.errors import InputError
+from fairhead.errors import InputError, check_known
 
 if TYPE_CHECKING:
     from fairhead.audit import audit as audit
@@ -139,3 +139,12 @@ def registered(name: str, place: str, kind: type[T]) -> T:
     if not isinstance(found, kind) or getattr(found, "name", None) != name:
         raise InputError(f"{place} is not a {kind.__name__} called {name!r}, as its registration says")
     return found
+
+
+def entry_named(name: str, own: Mapping[str, T], group: str, kind: type[T], says: str) -> T:
+    """What a registry has under a name: its own, or what another package adds to a group of entry points."""
+    if name in own:
+        return own[name]
+    others = added(group)
+    check_known(name, [*own, *others], says)
+    return registered(name, others[name].value, kind)

@@ -48,12 +48,7 @@ def check_known(name: str, known: Collection[str], says: str) -> None:
         fairhead.errors.InputError: there is no column 'lable'; there are label, race. Did you mean 'label'?
     """
     if name not in known:
-        raise not_known(name, known, says)
-
-
-def not_known(name: str, known: Collection[str], says: str) -> InputError:
-    """The error of a name that is not known; see `check_known`."""
-    return InputError(f"{says} {', '.join(known) or 'none'}.{did_you_mean(name, list(known))}")
+        raise InputError(f"{says} {', '.join(known) or 'none'}.{did_you_mean(name, list(known))}")
 
 
 def did_you_mean(name: str, known: "list[str] | tuple[str, ...]") -> str:

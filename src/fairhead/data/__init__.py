@@ -15,11 +15,11 @@ from pkgutil import resolve_name
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
-from fairhead import added, registered
+from fairhead import entry_named
 from fairhead.data.datasets import Attributes, Dataset, Examples, Items, TextPair
 from fairhead.data.images import Images
 from fairhead.data.own import dataset
-from fairhead.errors import InputError, check_known, not_known
+from fairhead.errors import InputError, check_known
 from fairhead.records.layout import GroupFile
 from fairhead.settings import check_settings
 
@@ -140,13 +140,8 @@ READERS: Mapping[str, Reader] = {
 def reader_named(name: str) -> Reader:
     """The reader of this name; case and hyphens do not matter."""
     plain = name.strip().lower().replace("-", "_")
-    for reader in READERS.values():
-        if plain in (reader.name, *reader.aliases):
-            return reader
-    others = added(ENTRY_POINTS)
-    if plain in others:
-        return registered(plain, others[plain].value, Reader)
-    raise not_known(plain, [*READERS, *others], f"there is no reader for {name!r}; there are")
+    plain = next((reader.name for reader in READERS.values() if plain in reader.aliases), plain)
+    return entry_named(plain, READERS, ENTRY_POINTS, Reader, f"there is no reader for {name!r}; there are")
 
 
 class Spec(NamedTuple):

@@ -11,8 +11,8 @@ from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Literal
 
-from fairhead import added, later, make_verb, registered
-from fairhead.errors import InputError, check_known, not_known
+from fairhead import entry_named, later, make_verb
+from fairhead.errors import InputError, check_known
 from fairhead.settings import check_settings
 
 if TYPE_CHECKING:
@@ -214,12 +214,7 @@ def listed(kind: Kind, uses_groups: bool | None = None) -> str:
 
 def method_named(name: str) -> MethodEntry:
     """The entry of a method, here or of another package."""
-    if name in METHODS:
-        return METHODS[name]
-    others = added(ENTRY_POINTS)
-    if name in others:
-        return registered(name, others[name].value, MethodEntry)
-    raise not_known(name, [*METHODS, *others], f"no method {name!r}; known:")
+    return entry_named(name, METHODS, ENTRY_POINTS, MethodEntry, f"no method {name!r}; known:")
 
 
 def method(name: str, **options: Any) -> Any:
