@@ -234,6 +234,8 @@ def _upright_rgb(image: Image.Image, where: str) -> Image.Image:
             f"{where}: its pixels are {kind}, whose black and white are not known; expected 8 or 16 bits: scale it "
             "to 0 to 255 and save it as 8 bits (arrays as uint8)"
         )
+    if image.mode == "P" and "transparency" in image.info:
+        image = image.convert("RGBA")  # the same colours; straight to RGB, Pillow would warn
     # convert() would copy an image that is RGB already.
     return image if image.mode == "RGB" else image.convert("RGB")
 

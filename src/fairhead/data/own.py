@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
+from unicodedata import normalize
 
 import numpy as np
 from numpy.typing import NDArray
@@ -132,10 +133,22 @@ def _pictures(table: Table, input: str | None, how: _How, source: Source, root: 
     else:
         rows = np.flatnonzero(table.complete([named, *how.needed], how.skips))
         names = [str(Path(root, name)) for name in table.cells(named)[rows].tolist()]
-        there = {*source.names} if source.is_archive else {name for name in names if os.path.isfile(source.path / name)}
-        kept, images = Images.listed(source, names, {name: name for name in there}, table.name, how.skips)
+        kept, images = Images.listed(source, names, _members(source, names), table.name, how.skips)
         rows = rows[kept]
     return _labelled("images", table, rows, images, how)
+
+
+def _members(source: Source, names: Sequence[str]) -> dict[str, str]:
+    r"""The pictures that are there by their names in a table: also of Windows (`a\1.jpg`) and of a Mac (`u` + `¨`)."""
+    there = {*source.names} if source.is_archive else None
+    found = {}
+    for name in names:
+        plain = name.replace("\\", "/")
+        for written in dict.fromkeys((name, plain, normalize("NFC", plain), normalize("NFD", plain))):
+            if written in there if there is not None else os.path.isfile(source.path / written):
+                found[name] = written
+                break
+    return found
 
 
 def _class_folders(source: Source, input: str | None, how: _How) -> Dataset:

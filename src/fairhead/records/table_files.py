@@ -14,7 +14,7 @@ import sys
 import tempfile
 import warnings
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -179,7 +179,7 @@ def _parser_message(message: str) -> str:
 
 
 def _jsonl(file: Path, name: str) -> Source:
-    """One JSON object a line; its columns are the keys of all of them."""
+    """One JSON object a line; its columns are the keys of all of them, and `outer.inner` of objects in objects."""
     check_text(file, name)
 
     def objects() -> Iterator[dict[str, Any]]:
@@ -198,13 +198,33 @@ def _jsonl(file: Path, name: str) -> Source:
     def chunks(layout: Layout, as_text: Collection[str], careful: bool) -> Iterator[Chunk]:
         rows = objects()
         while block := list(islice(rows, CHUNK // 4)):
-            yield {column: [row.get(column) for row in block] for column in layout.columns}
+            yield {column: [_field(row, column) for row in block] for column in layout.columns}
 
     seen: dict[str, None] = {}
     for row in objects():
-        if not row.keys() <= seen.keys():
-            seen |= dict.fromkeys(row)
+        if not row.keys() <= seen.keys() or any(isinstance(value, dict) for value in row.values()):
+            seen |= dict.fromkeys(_fields(row))
     return Source(name, list(seen), chunks)
+
+
+def _fields(row: Mapping[str, Any], outer: str = "") -> Iterator[str]:
+    """The keys of an object, each followed by those of the object that it holds: `body`, `body.text`."""
+    for key, value in row.items():
+        yield outer + key
+        if isinstance(value, dict):
+            yield from _fields(value, f"{outer}{key}.")
+
+
+def _field(row: Mapping[str, Any], name: str) -> Any:
+    """The value of a key that `_fields` gives; None where it is not there."""
+    if name in row or "." not in name:
+        return row.get(name)
+    parts = name.split(".")
+    for k in range(1, len(parts)):
+        inner = row.get(".".join(parts[:k]))
+        if isinstance(inner, dict):
+            return _field(inner, ".".join(parts[k:]))
+    return None
 
 
 def _parquet(file: Path, name: str) -> Source:
@@ -214,7 +234,7 @@ def _parquet(file: Path, name: str) -> Source:
     except ModuleNotFoundError:
         raise InputError(f"{name}: {NO_PYARROW}") from None
     try:
-        columns = pq.read_schema(file).names
+        paths = {".".join(path): path for path in _arrow_fields(pq.read_schema(file))}
     except pa.ArrowException as error:
         raise InputError(f"{name} is not a Parquet file: {str(error).partition('.')[0]}") from None
 
@@ -224,12 +244,27 @@ def _parquet(file: Path, name: str) -> Source:
                 for batch in opened.iter_batches(batch_size=CHUNK, columns=list(layout.columns)):
                     batch.validate(full=True)  # text that is not UTF-8 would be found too late
                     # What pandas had as an index is a column here, and whole numbers beside missing ones stay exact.
-                    frame = batch.replace_schema_metadata().to_pandas(integer_object_nulls=True)
-                    yield {column: frame[column] for column in layout.columns}
+                    exact = {"integer_object_nulls": True}
+                    yield {c: _arrow_field(batch, paths[c]).to_pandas(**exact) for c in layout.columns}
         except pa.ArrowException as error:
             raise InputError(f"{name} is a damaged Parquet file: {error}") from None
 
-    return Source(name, columns, chunks)
+    return Source(name, list(paths), chunks)
+
+
+def _arrow_fields(fields: Iterable[Any], outer: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The path of each column, followed by those of the columns within it."""
+    for field in fields:
+        yield (*outer, field.name)
+        if hasattr(field.type, "fields"):  # a structure
+            yield from _arrow_fields(field.type.fields, (*outer, field.name))
+
+
+def _arrow_field(batch: Any, path: Sequence[str]) -> Any:
+    import pyarrow.compute as pc
+
+    column = batch.column(path[0])
+    return pc.struct_field(column, list(path[1:])) if path[1:] else column
 
 
 _READERS: Mapping[str, Callable[..., Source]] = {

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import unicodedata
 import zipfile
 from pathlib import Path
 
@@ -170,6 +171,54 @@ def test_absolute_paths_are_taken_as_they_are(pictures, tmp_path_factory):
     path = tmp_path_factory.mktemp("elsewhere") / "labels.csv"
     frame.to_csv(path, index=False)
     assert len(read_labelled(f"images:{path}", label="smiling").all.inputs.as_array(4)) == 40
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_paths_that_windows_or_a_mac_wrote_are_found(tmp_path, packed):
+    (tmp_path / "f" / "Sömmer").mkdir(parents=True)
+    names = ["Sömmer\\1.png", unicodedata.normalize("NFD", "Sömmer/2.png"), "Sömmer/3.png"]
+    for i in (1, 2, 3):
+        picture(i).save(tmp_path / "f" / "Sömmer" / f"{i}.png")
+    rows = [{"file": name, "y": i % 2} for i, name in enumerate(names)]
+    pd.DataFrame(rows).to_csv(tmp_path / "f" / "labels.csv", index=False)
+    path = tmp_path / "f" / "labels.csv"
+    if packed:
+        path = tmp_path / "all.zip"
+        with zipfile.ZipFile(path, "w") as archive:
+            for file in (tmp_path / "f").rglob("*.*"):
+                archive.write(file, file.relative_to(tmp_path / "f"))
+    data = read_labelled(f"images:{path}", label="y", fractions={"test": 1.0})
+    assert data.all.inputs.as_array(6)[:, 0, 0, 0].tolist() == [1, 2, 3]
+
+
+def test_a_palette_with_transparency_is_read_without_a_warning(tmp_path):
+    image = Image.new("RGBA", (4, 4), (200, 10, 20, 128)).convert("P")
+    image.save(tmp_path / "a.png", transparency=bytes([128] * 256))
+    pd.DataFrame([{"file": "a.png", "y": 1}]).to_csv(tmp_path / "labels.csv", index=False)
+    data = read_labelled(f"images:{tmp_path}/labels.csv", label="y", fractions={"test": 1.0})
+    expected = np.asarray(image.convert("RGB"))
+    assert (data.all.inputs.as_array(4)[0] == expected).all()  # warnings are errors here
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_fields_within_fields_are_columns(tmp_path, suffix):
+    rows = [
+        {"meta": {"id": f"p{i}", "by": {"sex": "f" if i % 2 else "m"}}, "body": {"text": f"Post {i}."}, "toxic": i % 3}
+        for i in range(12)
+    ]
+    rows[5]["meta"] = {"id": "p5", "by": None}
+    path = write(tmp_path / f"posts{suffix}", rows)
+    options = {"label": "toxic", "groups": ["meta.by.sex"], "input": "body.text", "id": "meta.id"}
+    data = read_labelled(f"texts:{path}", **options)
+    assert data.all.inputs[3] == "Post 3."
+    assert data.all.ids[3] == "p3"
+    sex = data.groups()["meta.by.sex"]
+    assert sex.levels == ("f", "m")
+    assert (~sex.known).nonzero()[0].tolist() == [5]
+    with pytest.raises(
+        InputError, match=r"Did you mean 'body.text'\? Its columns: meta, meta.id, meta.by, meta.by.sex"
+    ):
+        read_labelled(f"texts:{path}", **{**options, "input": "bodytext"})
 
 
 @pytest.mark.parametrize("packed", [False, True])
