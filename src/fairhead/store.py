@@ -226,17 +226,24 @@ def json_text(content: Any, encoding: str = "utf-8") -> str:
 
 
 @contextmanager
-def whole_folder(path: PathLike) -> Iterator[Path]:
+def whole_folder(path: PathLike, progress: str | None = None) -> Iterator[Path]:
     """An empty folder to fill; when that is done it takes the place of the folder `path`, whatever was there.
 
+    Where a run may go on from what another one wrote before it was stopped, `progress` names the file that says how far
+    it came: with this file in it, the folder is kept and given to the next run, which removes the file at the end.
     Readers of `path` call `settled` first: a kill during the exchange leaves the old folder under another name.
     """
     path = Path(path)
     part, old = path.with_name(f"{path.name}.part"), path.with_name(f"{path.name}.old")
+
+    def clear() -> None:
+        if progress is None or not (part / progress).is_file():
+            shutil.rmtree(part, ignore_errors=True)
+
     with writing(path):
-        shutil.rmtree(part, ignore_errors=True)
+        clear()
         try:
-            part.mkdir(parents=True)
+            part.mkdir(parents=True, exist_ok=progress is not None)
             yield part
             for file in part.rglob("*"):
                 _sync(file)
@@ -245,7 +252,7 @@ def whole_folder(path: PathLike) -> Iterator[Path]:
             part.rename(path)
             shutil.rmtree(old, ignore_errors=True)
         finally:
-            shutil.rmtree(part, ignore_errors=True)
+            clear()
 
 
 def settled(path: PathLike) -> Path:

@@ -2,14 +2,17 @@
 
 The key of an entry is made of the weights, the inputs and the precision themselves, so an entry is never out of date.
 It is a folder `<key>/` with `data.bin` (the array, row after row) and `manifest.json`, made beside it and renamed when
-complete: a process that is killed in the middle leaves nothing that looks finished.
+complete: a process that is killed in the middle leaves nothing that looks finished. What it had written every few
+seconds is kept in `<key>.part/`, from which the next one goes on.
 """
 
 import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +30,10 @@ from fairhead.train.last_encoder import encoder_of
 from fairhead.train.step import Examples, autocast
 
 Progress = Callable[[int, int], None]  # called with (done, total)
+Fill = Callable[[NDArray[Any], int], Iterable[int]]  # writes an array from a row on, and yields how many are written
 _CHUNK = 512  # pictures that are decoded at a time
+_EVERY = 5.0  # seconds of work that a kill may cost
+_PROGRESS = "progress.json"
 
 
 def cache_folder(folder: Path | str | None = None) -> Path:
@@ -58,7 +64,7 @@ def cached_array(
     key: str,  # of this array, such as `key_of(...)`
     shape: tuple[int, ...],
     dtype: str,  # numpy's name of its type
-    fill: Callable[[NDArray[Any]], None],  # is given the empty array and writes every row of it
+    fill: Fill,  # is given the array and how many rows are written already, in an order of its own, and writes the rest
     about: Mapping[str, Any] | None = None,  # anything worth keeping in the manifest
 ) -> NDArray[Any]:
     """The array called `key`, mapped into memory; made by `fill` where it is not there or not whole.
@@ -81,21 +87,36 @@ def cached_array(
         with locked(folder, wait=True, name=f"{key}.lock"):
             settled(entry)
             if not is_whole():
-                with whole_folder(entry) as unfinished:
-                    _fill_file(unfinished / "data.bin", shape, np.dtype(dtype), fill)
+                with whole_folder(entry, _PROGRESS) as unfinished:
+                    _fill_file(unfinished, shape, np.dtype(dtype), fill)
                     write_json(unfinished / "manifest.json", {**manifest, "about": dict(about or {})})
     # "c": copy on write. Torch needs writable arrays, and the cache must not change.
     return np.memmap(entry / "data.bin", dtype=dtype, mode="c", shape=shape)
 
 
-def _fill_file(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any], fill: Callable[[NDArray[Any]], None]) -> None:
-    with path.open("wb") as file:
+def _fill_file(folder: Path, shape: tuple[int, ...], dtype: np.dtype[Any], fill: Fill) -> None:
+    """Write `data.bin`, or what an earlier run had not written of it."""
+    path, progress = folder / "data.bin", folder / _PROGRESS
+    size = math.prod(shape) * dtype.itemsize
+    try:
+        done = int(json.loads(progress.read_text(encoding="utf-8"))["rows"])
+        done = done if path.stat().st_size == size else 0
+    except (OSError, ValueError, KeyError, TypeError):
+        done = 0
+    if not done:
+        progress.unlink(missing_ok=True)
+    with path.open("r+b" if done else "wb") as file:
         # A full disk is an error here, and would kill the process when the array is filled.
         if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(file.fileno(), 0, max(1, math.prod(shape) * dtype.itemsize))
-    array = np.memmap(path, dtype, "r+", shape=shape)
-    fill(array)
+            os.posix_fallocate(file.fileno(), 0, max(1, size))
+    array, written = np.memmap(path, dtype, "r+", shape=shape), time.monotonic()
+    for rows in fill(array, done):
+        if time.monotonic() - written >= _EVERY:
+            array.flush()  # first: the file must not say more than is there
+            write_json(progress, {"rows": rows})
+            written = time.monotonic()
     array.flush()
+    progress.unlink(missing_ok=True)
 
 
 def decoded_pictures(
@@ -106,17 +127,18 @@ def decoded_pictures(
 ) -> NDArray[np.uint8]:
     """Pictures as bytes, [n, 3, size, size]; kept on disk where their files can be known again."""
 
-    def fill(array: NDArray[Any]) -> None:
-        for start in range(0, len(images), _CHUNK):
-            rows = np.arange(start, min(start + _CHUNK, len(images)))
-            array[rows] = images.take(rows).as_array(size).transpose(0, 3, 1, 2)
+    def fill(array: NDArray[Any], done: int) -> Iterator[int]:
+        for start in range(done, len(images), _CHUNK):
+            stop = min(start + _CHUNK, len(images))
+            array[start:stop] = images.take(np.arange(start, stop)).as_array(size).transpose(0, 3, 1, 2)
             if progress is not None:
-                progress(int(rows[-1]) + 1, len(images))
+                progress(stop, len(images))
+            yield stop
 
     shape, stamp = (len(images), 3, size, size), images.stamp
     if stamp is None:
         array = np.empty(shape, np.uint8)
-        fill(array)
+        deque(fill(array, 0), maxlen=0)
         return array
     return cached_array(cache_folder(folder), key_of("decoded", stamp, size), shape, "uint8", fill, {"rows": shape[0]})
 
@@ -252,12 +274,13 @@ def _kept(
     """The features of n rows in 32 bits, [n, ...]: computed once, then mapped from disk."""
     n = len(order)
 
-    def fill(array: Any) -> None:
-        for start in range(0, n, batch_size):
+    def fill(array: NDArray[Any], done: int) -> Iterator[int]:
+        for start in range(done, n, batch_size):
             rows = order[start : start + batch_size]
             array[rows.numpy()] = of(rows).float().cpu().numpy()
             if progress is not None:
                 progress(start + len(rows), n)
+            yield start + len(rows)
 
     shape, about = (n, *first.shape[1:]), {**about, "rows": n}
     return torch.from_numpy(cached_array(cache_folder(folder), key, shape, "float32", fill, about))

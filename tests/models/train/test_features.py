@@ -16,7 +16,7 @@ from fairhead.errors import InputError, UnsupportedModel
 from fairhead.heads import find_sites
 from fairhead.mitigate import DAM, attach
 from fairhead.models.inputs import Pictures, normalising
-from fairhead.train import TrainingPlan
+from fairhead.train import TrainingPlan, features
 from fairhead.train.features import cached_array, encode, frozen_features, key_of, pooled
 from fairhead.train.fitting import fit, predict
 from fairhead.train.last_encoder import all_tokens, last_encoder, put_back
@@ -252,8 +252,9 @@ def test_pictures_that_are_normalised_otherwise_have_other_features(tmp_path):
 
 
 def test_a_damaged_entry_is_made_again(tmp_path):
-    def fill(array):
+    def fill(array, done):
         array[:] = np.arange(6)
+        yield 6
 
     cached_array(tmp_path, "key", (6,), "int64", fill)
     data, manifest = tmp_path / "key/data.bin", tmp_path / "key/manifest.json"
@@ -267,10 +268,11 @@ def test_a_damaged_entry_is_made_again(tmp_path):
 
 
 def killed_in_the_middle(rank, folder, port):
-    def fill(array):
+    def fill(array, done):
         array[:3] = 7
         array.flush()
         os.kill(os.getpid(), signal.SIGKILL)
+        yield 6
 
     cached_array(folder, "key", (6,), "int64", fill)
 
@@ -281,24 +283,61 @@ def test_a_cache_whose_maker_was_killed_is_made_anew(tmp_path):
     assert (tmp_path / "key.part" / "data.bin").exists()
     assert not (tmp_path / "key").exists()
 
-    def fill(array):
+    def fill(array, done):
         array[:] = np.arange(6)
+        yield 6
 
     assert cached_array(tmp_path, "key", (6,), "int64", fill).tolist() == list(range(6))
     assert not (tmp_path / "key.part").exists()
 
 
+def killed_in_the_middle_of_features(rank, folder, port):
+    features._EVERY = 0.0  # what was computed is kept after every batch
+
+    def kill(done, n):
+        if done == 10:  # computed and written, but the file that says so was made of the batch before
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    frozen_features(text_model("bert").eval(), texts(), folder, batch_size=5, progress=kill)
+
+
+def test_a_run_that_was_killed_goes_on_with_the_features_that_it_had(tmp_path):
+    with pytest.raises(ProcessExitedException, match="SIGKILL"):
+        in_processes(killed_in_the_middle_of_features, tmp_path / "killed", count=1)
+    model, seen = text_model("bert").eval(), []
+    found = frozen_features(model, texts(), tmp_path / "killed", batch_size=5, progress=lambda *at: seen.append(at))
+    assert seen == [(10, 12), (12, 12)]
+    expected = frozen_features(model, texts(), tmp_path / "whole", batch_size=5)
+    assert torch.equal(found.inputs["inputs_embeds"], expected.inputs["inputs_embeds"])
+    assert [path for path in (tmp_path / "killed").rglob("*") if "part" in path.name or "progress" in path.name] == []
+
+
+@pytest.mark.parametrize("progress", ["{", "[]", '{"rows": "x"}', '{"rows": 3}'])
+def test_what_a_killed_run_left_is_used_only_if_it_is_whole(tmp_path, progress):
+    (tmp_path / "key.part").mkdir()
+    (tmp_path / "key.part" / "progress.json").write_text(progress)
+    (tmp_path / "key.part" / "data.bin").write_bytes(bytes(8))  # 48 are expected
+
+    def fill(array, done):
+        array[done:] = np.arange(6)[done:] + 1
+        yield 6
+
+    assert cached_array(tmp_path, "key", (6,), "int64", fill).tolist() == [1, 2, 3, 4, 5, 6]
+
+
 def test_writing_to_the_array_leaves_the_cache_alone(tmp_path):
-    def fill(array):
+    def fill(array, done):
         array[:] = 1
+        yield 2
 
     cached_array(tmp_path, "key", (2,), "int64", fill)[:] = 5
     assert cached_array(tmp_path, "key", (2,), "int64", fill).tolist() == [1, 1]
 
 
 def test_an_error_while_filling_leaves_no_entry(tmp_path):
-    def fill(array):
+    def fill(array, done):
         raise RuntimeError("no more")
+        yield 2
 
     with pytest.raises(RuntimeError, match="no more"):
         cached_array(tmp_path, "key", (2,), "int64", fill)
@@ -315,12 +354,12 @@ def test_progress_and_a_model_without_an_encoder(tmp_path):
 
 def test_a_cache_that_cannot_be_written_is_read_or_said(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
-    cached_array(tmp_path, "whole", (1,), "int64", lambda array: array.fill(3))
+    cached_array(tmp_path, "whole", (1,), "int64", lambda array, done: [array.fill(3) or 1])
     monkeypatch.setattr("fairhead.train.features.made_folder", pytest.fail)
     assert cached_array(tmp_path, "whole", (1,), "int64", pytest.fail).tolist() == [3]
     monkeypatch.undo()
     with pytest.raises(InputError, match=r"cannot be written: .*FAIRHEAD_CACHE"):
-        cached_array(tmp_path / "file", "key", (1,), "int64", lambda array: None)
+        cached_array(tmp_path / "file", "key", (1,), "int64", lambda array, done: [1])
 
 
 def test_keys_tell_shapes_apart():
