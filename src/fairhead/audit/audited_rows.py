@@ -44,13 +44,11 @@ def read_rows(data: Any, positive: Any, columns: Mapping[str, Any]) -> tuple[Rec
 def read_labels(data: Any, positive: Any, columns: Mapping[str, Any]) -> Records:
     """Records of several labels a row: as many columns of labels as of predictions, all with the same two classes."""
     from fairhead.records.build import in_classes  # here: it loads pandas, which an audit of arrays can do without
+    from fairhead.records.layout import names_of
 
-    labels, predictions = list(columns["label"]), columns.get("prediction") or ()
-    predictions = [predictions] if isinstance(predictions, str) else list(predictions)
+    labels, predictions, groups = (names_of(name, columns.get(name)) for name in ("label", "prediction", "groups"))
     if len(labels) != len(predictions):
         raise InputError(f"{len(labels)} labels and {len(predictions)} predictions are named; expected equal numbers")
-    groups = columns.get("groups", ())
-    groups = [groups] if isinstance(groups, str) else list(groups)
     # Read as further columns of few values, so that all stay row by row.
     one = {"label": labels[0], "prediction": predictions[0], "groups": [*groups, *labels[1:], *predictions[1:]]}
     records, _ = read_rows(data, positive, {**columns, **one})

@@ -122,7 +122,11 @@ class Output:
     def check(self, *read: str | None, pages: Iterable[str | None] = ()) -> None:
         """Refuse, before the work, a file that cannot be written, is `read`, or would be written twice."""
         every = [Path(page) for page in (self.html, *pages) if page is not None]
-        written = [*every, *(page.with_suffix(".json") for page in every), *map(Path, filter(None, [self.json]))]
+        written = [
+            *every,
+            *(page.parent / f"{page.stem}.json" for page in every),
+            *map(Path, filter(None, [self.json])),
+        ]
         for path in written:
             check_output(str(path), *read)
         for page in every:

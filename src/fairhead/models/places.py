@@ -49,6 +49,9 @@ class Place(NamedTuple):
 
 def find(model: str | os.PathLike[str], download: bool = False) -> Place:
     """The files of a model, by the folder or the name on the hub."""
+    if not isinstance(model, str | os.PathLike):
+        expected = "a folder, hub:OWNER/NAME of the Hugging Face hub, or a model object"
+        raise InputError(f"the model is {model!r}; expected {expected}")
     name = os.fspath(model).removeprefix("path:")
     folder = Path(name)
     if not folder.is_dir():

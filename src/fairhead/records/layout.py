@@ -4,7 +4,7 @@ import csv
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -16,6 +16,21 @@ from fairhead.errors import InputError, did_you_mean
 from fairhead.records import Column, composed
 from fairhead.records.where import Where
 from fairhead.store import reading
+
+
+def names_of(option: str, given: Any) -> tuple[str, ...]:
+    """The columns that an option names: one, several or none.
+
+    Example:
+        >>> names_of("groups", "sex"), names_of("groups", None)
+        (('sex',), ())
+    """
+    names = (given,) if isinstance(given, str) else () if given is None else given
+    names = tuple(names) if isinstance(names, Iterable) else (None,)
+    if not all(isinstance(name, str) for name in names):
+        shown = repr(given) if isinstance(given, int | float | list | tuple | bytes) else f"a {type(given).__name__}"
+        raise InputError(f"{option} is {shown}; expected the name of a column, or a list of names")
+    return names
 
 
 @dataclass(frozen=True)
@@ -50,7 +65,7 @@ class Layout:
     ) -> "Layout":
         """What a user says about a table with these columns; where they say nothing, `Records.save` wrote it."""
         scores = (score,) if isinstance(score, str) else tuple(score or ())
-        groups = (groups,) if isinstance(groups, str) else tuple(dict.fromkeys(groups))
+        groups = tuple(dict.fromkeys(names_of("groups", groups)))
         if target is not None:
             if prediction is None or scores:
                 raise InputError(f"the target {target!r} needs a column of predicted numbers, and no score")

@@ -107,7 +107,7 @@ def file_format(name: str) -> str:
     if kind is None or (packed and kind == "parquet"):
         raise InputError(
             f"{name}: the suffix {''.join(suffixes[-2:]) or '(none)'} is not known; expected .csv, .tsv, .jsonl (each "
-            "also with .gz, .bz2 or .xz) or .parquet"
+            "also with .gz, .bz2 or .xz) or .parquet; save a sheet of a workbook as CSV"
         )
     return kind
 
@@ -151,7 +151,8 @@ def _file_errors(name: str) -> Iterator[None]:
     except InputError:
         raise
     except FileNotFoundError:
-        raise InputError(f"{name}: there is no such file") from None
+        fetch = "; it is an address: download the file and give its path" if "://" in name else ""
+        raise InputError(f"{name}: there is no such file{fetch}") from None
     except IsADirectoryError:
         raise InputError(f"{name} is a directory; expected a file") from None
     except PermissionError:

@@ -101,9 +101,9 @@ def write(report: Report | Mapping[str, Any], path: str | os.PathLike[str]) -> N
         ...     sorted(file.name for file in Path(folder).iterdir())
         ['report.html', 'report.json']
     """
-    path = Path(path)
-    if path.suffix.lower() != ".html":
+    if not str(path).lower().endswith(".html"):
         raise InputError(f"the report would be written to {str(path)!r}; give a path that ends in .html")
+    path = Path(path)
     twin = plain(report, "report")
     page = render(twin)
     made_folder(path.parent)

@@ -461,3 +461,9 @@ def test_commands_say_the_same_of_a_model_that_is_not_there(command, tmp_path, c
         main([part.format(file) for part in command] + ["nowhere/at/all"])
     said = "fairhead: error: nowhere/at/all: expected a folder with a model (config.json); it is not there\n"
     assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize("model", [None, 3])
+def test_what_is_no_model_at_all_is_said(model):
+    with pytest.raises(InputError, match=f"the model is {model}; expected a folder, hub:OWNER/NAME"):
+        fairhead.load(model)
