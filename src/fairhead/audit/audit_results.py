@@ -346,9 +346,9 @@ def _figures(gap: Estimate, level: float) -> str:
     return text
 
 
-def comparison_verdicts(comparison: Comparison) -> list[report.Sentence]:
-    """One sentence on the headline gaps of two sets of predictions."""
-    words: dict[str, list[str]] = {}
+def comparison_verdicts(comparison: Comparison, names: tuple[str, str] = ("A", "B")) -> list[report.Sentence]:
+    """One sentence on the headline gaps of two sets of predictions, which are called by their `names`."""
+    words, (a, b) = dict[str, list[str]](), names
     headline = comparison.a.provenance.get("audit", {}).get("headline", HEADLINE)
     asked = [d for d in comparison.differences if d.metric in headline and d.group_by is not None]
     if asked and all(d.value is None for d in asked):
@@ -367,28 +367,28 @@ def comparison_verdicts(comparison: Comparison) -> list[report.Sentence]:
         vague[_MOST_NAMED:] = [f"nor in {len(vague) - _MOST_NAMED} more gaps"]
     tones = {"B better": "good", "B worse": "bad"}
     starts = {
-        "B better": "B has a smaller gap than A in",
-        "B worse": "B has a larger gap than A in",
+        "B better": f"{b} has a smaller gap than {a} in",
+        "B worse": f"{b} has a larger gap than {a} in",
         GROUPS_MOVED: "Groups moved against each other, but the gap did not become significantly larger or smaller, in",
-        "not significant": "The difference between B and A is not significant in",
+        "not significant": f"The difference between {b} and {a} is not significant in",
     }
     said = [
         report.Sentence(f"{start} {', '.join(words[word])}.", tones.get(word, "unclear"))
         for word, start in starts.items()
         if word in words
     ]
-    said += [report.Sentence(text, "note") for text in _moved(comparison, asked, turned)]
+    said += [report.Sentence(text, "note") for text in _moved(comparison, asked, turned, b)]
     most = sorted(turned, key=lambda p: -abs(p.value or 0.0))[:_MOST_NAMED]
-    return said + [report.Sentence(f"The gap is reversed in B: {change_between(p)}.", "bad") for p in most]
+    return said + [report.Sentence(f"The gap is reversed in {b}: {change_between(p)}.", "bad") for p in most]
 
 
-def _moved(comparison: Comparison, asked: list[Difference], turned: list[Difference]) -> list[str]:
+def _moved(comparison: Comparison, asked: list[Difference], turned: list[Difference], b: str) -> list[str]:
     """Between which groups a gap moved whose size did not change significantly, and whether thin groups are why."""
     moved = [d for d in asked if said_of_difference(d) == GROUPS_MOVED and not any(_is_behind(p, d) for p in turned)]
     thin = {(e.metric, e.group_by) for e in comparison.a.estimates if "unstable" in e.detail}
     behind = [p for p in comparison.pairs if p.significant and any(_is_behind(p, d) for d in moved)]
     clear = [p for p in behind if p.outcome in ("better", "worse")][:_MOST_NAMED]
-    said = [f"Between two groups: {change_between(p)}: B {p.outcome}." for p in clear]
+    said = [f"Between two groups: {change_between(p)}: {b} {p.outcome}." for p in clear]
     if any((d.metric, d.group_by) in thin for d in moved):
         said.append(f"Groups of fewer than {STABLE_ROWS} rows widen these intervals; min_group leaves them out.")
     return said

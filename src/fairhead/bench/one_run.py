@@ -72,7 +72,7 @@ class Mitigated(Result):
         carries = None if ready else method_of(load(self.out / "model"))
         choice = {sentence.text for sentence in choice_verdict(self.notes, cell.method.uses_groups)[:1]}
         sentences = self.page().verdict
-        before = "plain training" if self.against == "erm" else f"training with {self.against}"
+        before = _trained(self.against) if self.against == "erm" else f"training with {self.against}"
         kept = f"; it selected {NAMES.get(method, method)}" if method != cell.method.method else ""
         return Card(
             title=f"{name_of(cell.backbone.name)} trained with {cell.method.name}",
@@ -82,7 +82,7 @@ class Mitigated(Result):
                 f"{rows['train']} training rows, {rows['validation']} validation rows; the figures are for "
                 f"{rows['test']} test rows. "
                 f"{'Training used the groups.' if cell.method.trains_with_groups else 'Training saw no groups.'}"
-                f"{f' B is this model, A the same after {before}.' if self.compared else ''}"
+                f"{f' It is compared with the same model after {before}.' if self.compared else ''}"
             ),
             findings=[one.text for one in sentences if one.tone != "note" or one.text in choice],
             data=cell.data.read,
@@ -114,11 +114,11 @@ class Mitigated(Result):
             question = f"How accurate is {cell.backbone.name}, trained with {name}? {cell.data.name} has no groups."
         if self.compared is not None and self.against is not None:
             if by:
-                trained = f"when trained with {name} (B) than with {self.against} (A)"
+                trained = f"when trained with {name} (B) than with {_trained(self.against)} (A)"
                 question = f"Does {cell.backbone.name} have smaller gaps by {by} {trained}?"
             title = f"{name} against {self.against}"
             sections = [Compared(title=title, comparison=self.compared, a_name=self.against, b_name=name)]
-            verdict = [*comparison_verdicts(self.compared), *verdict]
+            verdict = [*comparison_verdicts(self.compared, (_trained(self.against), name)), *verdict]
         elif self.comparison is not None:
             same = f"Both models are the same, because {name} selected plain training."
             verdict = [Sentence(same, "unclear"), *verdict]
@@ -126,6 +126,11 @@ class Mitigated(Result):
             "This is one training run: the intervals cover the sampling of test rows, not the variation between seeds. "
             "Use fairhead bench to run several seeds."
         ]
+        if by and len(self.row["classes"]) == 2:
+            positive = self.row["classes"][-1]
+            notes.append(
+                f"The positive class is {positive}: the selection rate, TPR and FPR are of predicting {positive}."
+            )
         how = [f"{name} used the groups in training"] if method.trains_with_groups else []
         if method.selection is not None:
             rows = "test rows, which is circular" if method.circular else "validation rows"
@@ -136,7 +141,7 @@ class Mitigated(Result):
         return Report(
             title=f"{name} on {cell.data.name}",
             question=question,
-            verdict=[*chosen, *verdict, *(Sentence(note, "note") for note in notes)],
+            verdict=[*verdict, *chosen, *(Sentence(note, "note") for note in notes)],
             sections=[
                 *sections,
                 Audited(title=f"Audit of {name}", name=name, audit=self.audit),
@@ -149,6 +154,11 @@ class Mitigated(Result):
                 **self.row["made_with"],
             },
         )
+
+
+def _trained(method: str | None) -> str:
+    """What a method is called in a sentence."""
+    return "plain training" if method == "erm" else str(method)
 
 
 def kept_plain(cell: Cell, row: Mapping[str, Any]) -> bool:

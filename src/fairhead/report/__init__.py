@@ -125,4 +125,5 @@ def show_page(page: "Report", console: "Console | None" = None) -> None:
 def show_verdict(console: "Console", verdict: "Iterable[Sentence]") -> None:
     """One line a sentence, in the colour of its tone."""
     for sentence in verdict:
-        console.print(sentence.text, style=TONES[sentence.tone], markup=False, highlight=False)
+        # Names from data may have several lines.
+        console.print(" ".join(sentence.text.splitlines()), style=TONES[sentence.tone], markup=False, highlight=False)

@@ -166,11 +166,16 @@ def _table(title: str) -> Table:
     )
 
 
+def _longest_word(names: Iterable[str]) -> int:
+    """How wide a column must be so that no word of these names is broken; at most a quarter of a narrow terminal."""
+    return min(20, max((len(word) for name in names for word in name.split()), default=1))
+
+
 def _group_table(rows: Sequence[GroupRow], rates: Sequence[str], group_by: str, level: float) -> Table:
     """One line a group: n and its rates."""
     unit = "percent with " if any(is_share(rate) for rate in rates) else ""
     table = _table(f"{escape(group_by)}: each group, {unit}{100 * level:g} % intervals")
-    table.add_column(escape(group_by), overflow="fold")
+    table.add_column(escape(group_by), overflow="fold", min_width=_longest_word(row.group for row in rows))
     table.add_column("n", justify="right", no_wrap=True)
     for rate in rates:
         table.add_column(escape(_RATE_NAMES.get(rate, rate)), justify="right", overflow="fold")
@@ -197,7 +202,7 @@ def _gap_table(gaps: Sequence[Estimate], group_by: str, level: float, narrow: bo
         table.add_column("groups", overflow="fold")
     table.add_column("MDE", justify="right", no_wrap=True)
     table.add_column("n", justify="right", no_wrap=True)
-    table.add_column("can be said", overflow="fold")
+    table.add_column("verdict", overflow="fold")
     for gap in gaps:
         name, word, groups = _metric_name(gap.metric), said(gap, level), escape(between(gap))
         style = {"larger than 0": "red", "four-fifths rule: fails": "red", "four-fifths rule: holds": "green"}.get(word)

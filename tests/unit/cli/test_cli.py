@@ -102,7 +102,7 @@ def test_table_fits_the_terminal(preds, capsys, monkeypatch, width):
     assert max(map(len, out.splitlines())) <= width
     assert "…" not in out
     # Nothing is cropped at the right edge, where the verdicts stand.
-    assert {"said", "larger", "better", "than"} <= set(out.split())
+    assert {"verdict", "larger", "better", "than"} <= set(out.split())
 
 
 def test_json_only(preds, capsys):
