@@ -106,7 +106,7 @@ def test_a_run_leaves_model_records_audit_and_report(faces, tmp_path):
         "after plain training | this model",
         "It carries DAM",
         "one training run",
-        "A the same after plain training",
+        "compared with the same model after plain training",
         "EOd by white: mean of the gaps of TPR and FPR",
     ):
         assert words in card.text
@@ -305,6 +305,7 @@ def test_where_plain_training_is_kept_both_models_are_said_to_be_the_same(faces,
     assert (found.against, found.row["notes"]["kept"]) == ("erm", "plain")
     page = found.page()
     said = " ".join(sentence.text for sentence in page.verdict)
+    assert page.verdict[0].text.startswith("Both models are the same")  # the answer comes first
     assert "Selected: plain training" in said
     assert "No groups were used" in said
     assert "Both models are the same" in said
