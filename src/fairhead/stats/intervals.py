@@ -143,8 +143,13 @@ def gap(
     contrasts = None if candidates is None else candidates.contrasts
     surest: tuple[Compared, ...] = ()
     if candidates is None or contrasts is None:
-        even, guess, noise = EvenTest(observed, null), observed - highest, se
-        critical = None if hat.size == 2 else float(quantiles(null, [level])[0])
+        draws = null
+        if candidates is not None and candidates.errors is not None and candidates.even is not None:
+            # Of an even model: a small group whose rate is near 1 by chance has less noise there than it should.
+            drawn = candidates.errors(candidates.even()).drawn
+            draws = np.abs(signed(drawn)) if two and signed is not None else reduce(drawn)
+        even, guess, noise = EvenTest(observed, draws), observed - highest, se
+        critical = None if hat.size == 2 else float(quantiles(draws, [level])[0])
     else:
         # Studentised: the largest of all differences, each in its own standard error.
         each = np.std(error, axis=0) if candidates.se is None else candidates.se

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy import stats
 
 import fairhead
 from fairhead.audit.audit_results import Audit, audit_verdicts
@@ -303,3 +304,15 @@ def test_a_verdict_says_that_no_group_was_named_only_where_there_is_no_gap():
     assert "No group column was named" in audit_verdicts(fairhead.audit(records, n_boot=100))[0].text
     gap = Estimate("DP", "race", 0.12, 0.08, 0.16, n=500, ideal=0.0)
     assert "race" in audit_verdicts(Audit((gap,), (), {"rows": 500}))[0].text
+
+
+@pytest.mark.parametrize("hits", [64, 66, 68])
+def test_a_small_group_near_1_is_tested_with_the_noise_of_an_even_model(hits):
+    """Against the exact permutation test: with the noise of its own rate, p of 66 hits of 70 was 10 times too small."""
+    label, group = np.repeat([1, 0], 2920), np.tile(np.repeat([0, 1], [70, 2850]), 2)
+    hit = np.r_[np.arange(70) < hits, np.arange(2850) < 2422, np.zeros(2920)].astype(int)
+    found = fairhead.audit(Records.from_arrays(label, hit, groups={"g": group}), metrics=["EOp"], n_boot=20_000)["EOp"]
+    counts = np.arange(71)
+    apart = np.abs(counts / 70 - (hits + 2422 - counts) / 2850)
+    exact = stats.hypergeom(2920, hits + 2422, 70).pmf(counts)[apart >= apart[hits] - 1e-12].sum()
+    assert found.detail["p_adjusted"] == pytest.approx(exact, rel=0.5)
