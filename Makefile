@@ -1,7 +1,8 @@
 # Every target sets up what it needs: a fresh clone, Python 3.11+ and make are enough.
 PYTHON ?= python3
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# Python compiles what is imported when it first is; pip would compile all of torch and transformers, for over a minute.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 OUT ?= demo
 
 .PHONY: demo test test-slow check docs dist matrix format bench clean
