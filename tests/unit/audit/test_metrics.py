@@ -67,7 +67,7 @@ FAIRLEARN = {
 }
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(seed=st.integers(0, 10**6), n_groups=st.integers(2, 6))
 def test_equals_fairlearn(seed, n_groups):
     y, p, group = random_rows(seed, n_groups)
