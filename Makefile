@@ -20,8 +20,7 @@ PYTEST := OMP_NUM_THREADS=1 ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 $(BIN)/python -m
 
 test: .venv/.dev
 	$(PYTEST) tests/unit -m "not slow" --doctest-modules $(TORCH_FREE)
-	$(PYTEST) tests/models tests/real -m "not slow" --doctest-modules $(WITH_TORCH)
-	$(PYTEST) tests/golden -m "not slow"
+	$(PYTEST) tests/models tests/real tests/golden -m "not slow" --doctest-modules $(WITH_TORCH)
 
 # How often intervals cover the truth, commands that are killed, damaged files: some two hours.
 test-slow: .venv/.dev
