@@ -352,8 +352,8 @@ def comparison_verdicts(comparison: Comparison, names: tuple[str, str] = ("A", "
     headline = comparison.a.provenance.get("audit", {}).get("headline", HEADLINE)
     asked = [d for d in comparison.differences if d.metric in headline and d.group_by is not None]
     if asked and all(d.value is None for d in asked):
-        names = listed(dict.fromkeys(in_words(d.metric, short=True) for d in asked), "or")
-        return [report.Sentence(f"No difference in {names} is defined: {asked[0].undefined}.", "unclear")]
+        metrics = listed(dict.fromkeys(in_words(d.metric, short=True) for d in asked), "or")
+        return [report.Sentence(f"No difference in {metrics} is defined: {asked[0].undefined}.", "unclear")]
     turned = [pair for pair in comparison.pairs if pair.note == REVERSED and pair.significant]
     for d in asked:
         # A gap that turned round is not one that stayed as it was.

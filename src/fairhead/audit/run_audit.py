@@ -370,9 +370,7 @@ def scorer(
         raise InputError(f"Metric {metric!r} is not about groups; scikit-learn has scorers for it.")
 
     def score(estimator: Any, X: Any, y: Any) -> float:  # as scikit-learn calls it
-        scores = None
-        if threshold is not None or chosen.scores:
-            scores = np.asarray(estimator.predict_proba(X))[:, 1]
+        scores = np.asarray(estimator.predict_proba(X))[:, 1] if threshold is not None or chosen.scores else None
         prediction = None if threshold is not None else np.asarray(estimator.predict(X))
         of_rows = _group_columns(groups, X)
         records = Records.from_arrays(
