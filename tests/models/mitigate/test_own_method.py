@@ -32,7 +32,7 @@ def added(request, tmp_path, monkeypatch):
             monkeypatch.setitem(METHODS, name, entry)
     points = [EntryPoint(name, f"test_own_method:{name.upper()}", "fairhead.methods") for name in ENTRIES]
     if request.param == "entry point":
-        monkeypatch.setattr(fairhead, "entry_points", lambda group: points)
+        monkeypatch.setattr(fairhead, "entry_points", lambda group: [p for p in points if p.group == group])
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     yield
