@@ -9,103 +9,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fairhead.audit.seeds import SeedDifference, SeedFigure
 from fairhead.mitigate import LADDER
 from fairhead.report import Report, Sentence, render
 from fairhead.report.form import build_dataclass, plain
 from fairhead.report.sections import Section
-from fairhead.report.sections.bench_block import (
-    BenchBlock,
-    Choice,
-    Cost,
-    Frontier,
-    column_name,
-    markdown_table,
-)
-from fairhead.report.sections.plain import PlainTable, PlainTables, Text
+from fairhead.report.sections.bench_block import BenchBlock, Choice, MethodFigures, column_name
+from fairhead.report.sections.plain import PlainTable, PlainTables, Text, markdown_table
 from fairhead.report.wording import in_short, plain_value, signed
 from fairhead.stats import p_text
 from fairhead.store import write_json, write_text
 
 TABLE_SCHEMA = "fairhead.bench.table/1"
 _GAPS = ("EOd", "EOp", "DP")  # the verdict is about the first of these that has a value
-
-
-@dataclass(frozen=True)
-class Line:
-    """One method in a block."""
-
-    method: str  # its name
-    told: int  # its rung on the `LADDER` of what methods are told; never in bold above 2
-    seeds: tuple[int, ...]  # those that are done
-    figures: Mapping[str, SeedFigure]  # metric -> figure over seeds
-    # Metric -> paired difference from the baseline, p corrected over the methods of the block (Holm)
-    differences: Mapping[str, SeedDifference]
-    best: frozenset[str]  # metrics in which it is significantly better than every other method
-    cost: Cost | None  # averaged over seeds
-    failed: Mapping[int, str]  # seed -> error of the cells that failed
-    remark: str = ""  # how it uses groups, if it does
-    search: Choice | None = None  # what a search of its hyper-parameters found; None where there was none
-
-    @property
-    def uses_groups(self) -> bool:
-        """Whether it trains or was chosen with groups: a reference."""
-        return self.told == len(LADDER) - 1
-
-    @property
-    def circular(self) -> bool:
-        """Whether the rows that test it have chosen its epoch."""
-        return "circular" in self.remark
-
-    def p(self, metric: str) -> float | None:
-        """The corrected p of its difference; None where it was not compared."""
-        return self.differences[metric].p_adjusted if metric in self.differences else None
-
-    def differs(self, metric: str) -> bool:
-        """Whether its difference is significant."""
-        return metric in self.differences and self.differences[metric].significant
-
-    def points(self, metric: str) -> str:
-        """Its difference from the baseline, in points."""
-        return signed(100 * (self.differences[metric].value or 0.0), 1)
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        return {
-            **vars(self),
-            "uses_groups": self.uses_groups,
-            "figures": {name: figure.to_dict() for name, figure in self.figures.items()},
-            "differences": {name: difference.to_dict() for name, difference in self.differences.items()},
-            "best": sorted(self.best),
-            "cost": None if self.cost is None else vars(self.cost),
-            "failed": {str(seed): error for seed, error in self.failed.items()},
-            "search": None if self.search is None else asdict(self.search),
-        }
-
-
-@dataclass(frozen=True)
-class Block:
-    """All methods on one data set with one backbone."""
-
-    data: str  # name of the data set
-    backbone: str  # name of the model
-    group: str  # the column that gaps are about
-    n: int  # test rows, averaged over seeds
-    lines: tuple[Line, ...]  # one per method
-    frontier: Frontier | None  # of fairness and accuracy; None where a figure is undefined
-    verdict: str  # what the block shows, in a few sentences
-    findings: tuple[str, ...]  # one sentence for each metric
-
-    @property
-    def heading(self) -> str:
-        """What the block is about."""
-        return f"{self.data}, {self.backbone}: by {self.group}, {self.n} test rows"
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        content = {name: value for name, value in vars(self).items() if name != "lines"}
-        methods = [line.to_dict() for line in self.lines]
-        return {**content, "methods": methods, "frontier": None if self.frontier is None else asdict(self.frontier)}
 
 
 @dataclass(frozen=True)
@@ -116,16 +31,40 @@ class Table:
     about: str
     baseline: str
     metrics: tuple[str, ...]
-    blocks: tuple[Block, ...]
+    blocks: tuple[BenchBlock, ...]
     reported: Mapping[str, Any]
     provenance: Mapping[str, Any]
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form; values are fractions."""
-        return {"schema": TABLE_SCHEMA, **vars(self), "blocks": [block.to_dict() for block in self.blocks]}
+        return {"schema": TABLE_SCHEMA, **vars(self), "blocks": [_content(block) for block in self.blocks]}
 
 
-def verdict(lines: Sequence[Line], baseline: str, commonest: float | None = None) -> str:
+def _content(block: BenchBlock) -> dict[str, Any]:
+    """A block as table.json has it."""
+    found = {name: getattr(block, name) for name in ("data", "backbone", "group", "n", "verdict", "findings")}
+    methods = [
+        {**vars(m), "cost": m.cost and asdict(m.cost), "search": m.search and asdict(m.search)} for m in block.methods
+    ]
+    return plain({**found, "methods": methods, "frontier": block.frontier and asdict(block.frontier)}, "block")
+
+
+def _p(line: MethodFigures, metric: str) -> float | None:
+    """The corrected p of its difference from the baseline; None where it was not compared."""
+    return line.differences[metric].p_adjusted if metric in line.differences else None
+
+
+def _differs(line: MethodFigures, metric: str) -> bool:
+    """Whether that difference is significant."""
+    return metric in line.differences and line.differences[metric].significant
+
+
+def _points(line: MethodFigures, metric: str) -> str:
+    """That difference, in points."""
+    return signed(100 * (line.differences[metric].value or 0.0), 1)
+
+
+def verdict(lines: Sequence[MethodFigures], baseline: str, commonest: float | None = None) -> str:
     """A few sentences on one block: how large the gap is, which methods change it significantly, and at what price.
 
     `commonest` is the share of the test rows that have the commonest class: the accuracy of an answer without a model.
@@ -139,7 +78,7 @@ def verdict(lines: Sequence[Line], baseline: str, commonest: float | None = None
     said = [f"With {baseline}, {gap} is {_percent(base, gap)} at an accuracy of {_percent(base, 'accuracy')}."]
     if len(base.seeds) < 2:
         return f"{said[0]} One seed: the variance of training is unknown, so no difference can be tested."
-    tested = [line for line in lines if line.p(gap) is not None]
+    tested = [line for line in lines if _p(line, gap) is not None]
     if not tested:
         said.append(f"No other method shares two seeds with {baseline} yet: nothing to compare.")
     free = [line for line in tested if not line.uses_groups]
@@ -147,17 +86,17 @@ def verdict(lines: Sequence[Line], baseline: str, commonest: float | None = None
         differ = [line for line in free if line.differences[gap].outcome == outcome]
         if differ:
             said.append(f"Significantly {word} {gap}: {_with_price(differ, gap)}.")
-    vague = [line for line in free if not line.differs(gap)]
+    vague = [line for line in free if not _differs(line, gap)]
     if vague:
         who = ", ".join(line.method for line in vague) + (" does not differ" if len(vague) == 1 else " do not differ")
         if vague == free and len(free) > 1:
             who = "No method without groups differs"
         said.append(f"{who} significantly from {baseline} in {gap}; {_missed(vague, gap)}.")
-        costly = [f"{line.method} {line.points('accuracy')}" for line in vague if line.differs("accuracy")]
+        costly = [f"{line.method} {_points(line, 'accuracy')}" for line in vague if _differs(line, "accuracy")]
         if costly:
             said.append(f"Of these, accuracy differs significantly: {', '.join(costly)} points.")
     references = [line for line in tested if line.uses_groups and not line.circular]
-    differ = [line for line in references if line.differs(gap)]
+    differ = [line for line in references if _differs(line, gap)]
     how = "trained or chosen" if any("chosen" in line.remark for line in differ or references) else "trained"
     if differ:
         said.append(f"{how.capitalize()} with the groups: {_with_price(differ, gap)}.")
@@ -167,7 +106,8 @@ def verdict(lines: Sequence[Line], baseline: str, commonest: float | None = None
             f"Even {how} with the groups ({names}), {gap} does not differ significantly from that of {baseline}."
         )
     circular = "; ".join(
-        f"{line.method} {line.points(gap)} points against {line.differences[gap].methods[0]} ({p_text(line.p(gap))})"
+        f"{line.method} {_points(line, gap)} points against {line.differences[gap].methods[0]} "
+        f"({p_text(_p(line, gap))})"
         for line in tested
         if line.circular
     )
@@ -185,27 +125,27 @@ def verdict(lines: Sequence[Line], baseline: str, commonest: float | None = None
     return " ".join(said)
 
 
-def _percent(line: Line, metric: str) -> str:
+def _percent(line: MethodFigures, metric: str) -> str:
     figure = line.figures.get(metric)
     return "unknown size" if figure is None or figure.mean is None else f"{100 * figure.mean:.1f} %"
 
 
-def _with_price(lines: Sequence[Line], gap: str) -> str:
+def _with_price(lines: Sequence[MethodFigures], gap: str) -> str:
     """The change of each method's gap, and of its accuracy."""
     said = []
     for line in lines:
-        price = f"accuracy: not significant, {p_text(line.p('accuracy'))}"
-        if line.p("accuracy") is None:
+        price = f"accuracy: not significant, {p_text(_p(line, 'accuracy'))}"
+        if _p(line, "accuracy") is None:
             price = "accuracy not compared"
-        elif line.differs("accuracy"):
-            price = f"accuracy {line.points('accuracy')} points"
-        said.append(f"{line.method} {line.points(gap)} points ({price})")
+        elif _differs(line, "accuracy"):
+            price = f"accuracy {_points(line, 'accuracy')} points"
+        said.append(f"{line.method} {_points(line, gap)} points ({price})")
     return "; ".join(said)
 
 
-def finding(lines: Sequence[Line], metric: str, baseline: str) -> str:
+def finding(lines: Sequence[MethodFigures], metric: str, baseline: str) -> str:
     """One sentence: which methods differ significantly from the baseline in this metric, and what would be missed."""
-    tested = [line for line in lines if line.p(metric) is not None]
+    tested = [line for line in lines if _p(line, metric) is not None]
     figures = [line.figures[metric] for line in lines if metric in line.figures]
     name = metric.replace("worst_group_accuracy", "worst-group accuracy")
     if not tested:
@@ -217,7 +157,7 @@ def finding(lines: Sequence[Line], metric: str, baseline: str) -> str:
     without = f" Left out: {in_short(excluded)}." if excluded else ""
     if all(line.differences[metric].mde is None for line in tested):
         return f"{name}: the same answers as {baseline} everywhere.{without}"
-    differ = [line for line in tested if line.differs(metric)]
+    differ = [line for line in tested if _differs(line, metric)]
     if not differ:
         who = f"{tested[0].method} does not differ" if len(tested) == 1 else f"none of {len(tested)} methods differs"
         return f"{name}: {who} significantly from {baseline}; {_missed(tested, metric)}.{without}"
@@ -226,13 +166,13 @@ def finding(lines: Sequence[Line], metric: str, baseline: str) -> str:
         remark = f" ({line.remark})" if line.remark and line.remark not in line.method else ""
         other = line.differences[metric].methods[0]
         held = f" against {other}" if other not in ("", baseline) else ""
-        said.append(f"{line.method} {line.points(metric)} points{remark}{held}")
+        said.append(f"{line.method} {_points(line, metric)} points{remark}{held}")
     rest = [line for line in tested if line not in differ]
     others = f"; for the other {len(rest)} it is not significant, and {_missed(rest, metric)}" if rest else ""
     return f"{name}: {', '.join(said)} against {baseline}{others}.{without}"
 
 
-def _missed(lines: Sequence[Line], metric: str) -> str:
+def _missed(lines: Sequence[MethodFigures], metric: str) -> str:
     """The smallest difference that would have been found, of each method its own."""
     known = {line.method: 100 * mde for line in lines if (mde := line.differences[metric].mde) is not None}
     if not known:
@@ -267,13 +207,13 @@ def write_table(table: Table, folder: Path | str) -> Path:
 def report_of(table: Table) -> Report:
     """The page of a table: verdicts first, then a section for each block."""
     several = len(table.blocks) > 1
-    sections: list[Section] = [_section(table, block) for block in table.blocks]
+    sections: list[Section] = [*table.blocks]
     sections += [_reported(table)] if table.reported else []
     sections.append(Text(title="How to read this", text="\n\n".join(_notes(table))))
     return Report(
         title=table.title,
         question=table.about,
-        verdict=[Sentence(f"{b.heading}. {b.verdict}" if several else b.verdict, "note") for b in table.blocks],
+        verdict=[Sentence(f"{b.title}. {b.verdict}" if several else b.verdict, "note") for b in table.blocks],
         sections=sections,
         provenance=table.provenance,
         brand="bench",
@@ -283,9 +223,10 @@ def report_of(table: Table) -> Report:
 def markdown(table: Table) -> str:
     """The table as Markdown."""
     about = [f"# {table.title}", table.about.strip()]
-    parts = ["**In short.**", *(f"- {block.heading}. {block.verdict}" for block in table.blocks)]
+    parts = ["**In short.**", *(f"- {block.title}. {block.verdict}" for block in table.blocks)]
     for block in table.blocks:
-        parts += [f"## {block.heading}", *_section(table, block).markdown()]
+        drawn = build_dataclass(BenchBlock, plain(block, "block"), "block")
+        parts += [f"## {block.title}", *drawn.markdown()]
     if table.reported:
         reported = _reported(table)
         parts += [f"## {reported.title}", reported.text]
@@ -295,11 +236,6 @@ def markdown(table: Table) -> str:
     text = "\n\n".join(part for part in parts if part) + "\n"
     text = re.sub(r"(?m)^(- .*)\n\n(?=- )", r"\1\n", text)  # bullets that follow each other stay one list
     return "\n\n".join([*(part for part in about if part), text])
-
-
-def _section(table: Table, block: Block) -> BenchBlock:
-    values = {"title": block.heading, "baseline": table.baseline, "metrics": table.metrics, **block.to_dict()}
-    return build_dataclass(BenchBlock, plain(values, "block"), "block")
 
 
 def _reported(table: Table) -> PlainTables:
@@ -339,7 +275,7 @@ def _settings(plan: Mapping[str, Any]) -> str:
 
 
 def _notes(table: Table) -> list[str]:
-    lines = [line for block in table.blocks for line in block.lines]
+    lines = [line for block in table.blocks for line in block.methods]
     costs = [line.cost for line in lines if line.cost]
     search = table.provenance.get("search", {})
     ladder = "; ".join(f"{rung} {words}" for rung, words in enumerate(LADDER))

@@ -16,9 +16,10 @@ from fairhead.audit import METRICS
 from fairhead.audit.seeds import SeedPool
 from fairhead.bench.grid import Cell, Grid, Method
 from fairhead.bench.results_folder import Row, Store
-from fairhead.bench.table import Block, Line, Table, finding, mean_of_all, name_of, verdict
+from fairhead.bench.table import Table, finding, mean_of_all, name_of, verdict
 from fairhead.errors import InputError
-from fairhead.report.sections.bench_block import Choice, Cost, Frontier, Point
+from fairhead.mitigate import LADDER
+from fairhead.report.sections.bench_block import BenchBlock, Choice, Cost, Frontier, MethodFigures, Point
 from fairhead.stats import ALPHA, adjust
 
 # What the rows of results.jsonl must have for the table.
@@ -129,7 +130,7 @@ def _plans(rows: Sequence[Row]) -> dict[str, Any]:
 
 def _block(
     grid: Grid, store: Store, rows: Sequence[Row], methods: Mapping[str, Method], chosen: Mapping[str, Choice]
-) -> Block:
+) -> BenchBlock:
     done = [row for row in rows if row["status"] == "done"]
     names = [name for name in methods if any(row["method"] == name for row in rows)]
     runs = {name: {row["seed"]: store.records(row) for row in done if row["method"] == name} for name in names}
@@ -139,37 +140,42 @@ def _block(
     lines = [replace(_line(methods[name], rows, pool, grid), search=chosen.get(name)) for name in names]
     lines = _corrected(lines, grid.metrics)
     best = {metric: _best(lines, pool, metric) for metric in grid.metrics}
-    lines = [replace(line, best=frozenset(m for m, name in best.items() if name == line.method)) for line in lines]
+    lines = [replace(line, best=tuple(sorted(m for m, name in best.items() if name == line.method))) for line in lines]
     # The share of the commonest class, averaged over the test rows of all runs.
     every = [records for seeds in runs.values() for records in seeds.values()]
     commonest = float(np.mean([np.bincount(records.label.codes).max() / len(records) for records in every]))
-    return Block(
+    n = round(sum(row["rows"]["test"] for row in done) / len(done))
+    return BenchBlock(
+        title=f"{first['data']}, {first['backbone']}: by {first['group']}, {n} test rows",
+        baseline=grid.baseline,
+        metrics=grid.metrics,
         data=first["data"],
         backbone=first["backbone"],
         group=first["group"],
-        n=round(sum(row["rows"]["test"] for row in done) / len(done)),
-        lines=tuple(lines),
+        n=n,
+        methods=tuple(lines),
         frontier=_frontier(lines, grid.baseline),
         verdict=verdict(lines, grid.baseline, commonest),
         findings=tuple(finding(lines, metric, grid.baseline) for metric in grid.metrics),
     )
 
 
-def _line(method: Method, rows: Sequence[Row], pool: SeedPool, grid: Grid) -> Line:
+def _line(method: Method, rows: Sequence[Row], pool: SeedPool, grid: Grid) -> MethodFigures:
     name = method.name
     own = [row for row in rows if row["method"] == name]
     done = [row for row in own if row["status"] == "done"]
     against = _against(method, grid)
     compared = done and name != against and against in pool.runs
-    return Line(
-        name,
-        method.told,
+    return MethodFigures(
+        method=name,
+        told=method.told,
+        uses_groups=method.told == len(LADDER) - 1,
         seeds=tuple(sorted(row["seed"] for row in done)),
         figures={metric: pool.figure(name, metric) for metric in grid.metrics} if done else {},
         differences={metric: pool.difference(against, name, metric) for metric in grid.metrics} if compared else {},
-        best=frozenset(),
+        best=(),
         cost=_cost(done) if done else None,
-        failed={row["seed"]: row["error"] for row in own if row["status"] == "failed"},
+        failed={str(row["seed"]): row["error"] for row in own if row["status"] == "failed"},
         remark=method.remark,
     )
 
@@ -185,7 +191,7 @@ def _against(method: Method, grid: Grid) -> str:
     return grid.baseline
 
 
-def _corrected(lines: Sequence[Line], metrics: Sequence[str]) -> list[Line]:
+def _corrected(lines: Sequence[MethodFigures], metrics: Sequence[str]) -> list[MethodFigures]:
     """Correct the p-values of each metric over the methods that were compared with the baseline."""
     made = {line.method: dict(line.differences) for line in lines}
     for metric in metrics:
@@ -196,7 +202,7 @@ def _corrected(lines: Sequence[Line], metrics: Sequence[str]) -> list[Line]:
     return [replace(line, differences=made[line.method]) for line in lines]
 
 
-def _best(lines: Sequence[Line], pool: SeedPool, metric: str) -> str | None:
+def _best(lines: Sequence[MethodFigures], pool: SeedPool, metric: str) -> str | None:
     """The best method on the rungs 0 to 2 of the ladder, where it differs significantly from every other one there.
 
     Each of these p counts as often as there are others, or as methods that were compared with the baseline where those
@@ -206,7 +212,7 @@ def _best(lines: Sequence[Line], pool: SeedPool, metric: str) -> str | None:
     means = {
         line.method: line.figures[metric].mean
         for line in lines
-        if line.told <= 2 and line.figures and line.figures[metric].mean is not None
+        if (line.told or 0) <= 2 and line.figures and line.figures[metric].mean is not None
     }
     if len(means) < 2:
         return None
@@ -218,7 +224,7 @@ def _best(lines: Sequence[Line], pool: SeedPool, metric: str) -> str | None:
     return ordered[0] if all((p or 0.0) * tests < ALPHA for p in against) else None
 
 
-def _frontier(lines: Sequence[Line], baseline: str) -> Frontier | None:
+def _frontier(lines: Sequence[MethodFigures], baseline: str) -> Frontier | None:
     """Accuracy and EOd of the methods that have both with their intervals."""
     points = []
     for line in lines:

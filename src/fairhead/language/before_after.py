@@ -18,8 +18,8 @@ from fairhead.language.benchmark import ASKS, SECTIONS, Benchmark, Measure
 from fairhead.language.benchmarks import all_benchmarks, benchmark_named
 from fairhead.language.item_table import ItemTable
 from fairhead.language.suite import Suite, read_run
-from fairhead.report.sections.bench_block import markdown_table
 from fairhead.report.sections.changes import CategoryChange
+from fairhead.report.sections.plain import markdown_table
 from fairhead.report.wording import p_value
 from fairhead.stats import Difference
 from fairhead.stats.bootstrap import Resampling

@@ -157,7 +157,7 @@ def test_the_table_agrees_with_the_audit_and_the_paired_comparison(finished):
     grid, out = finished
     store = Store(out)
     (block,) = table_of(grid, store).blocks
-    erm, dam = block.lines
+    erm, dam = block.methods
     records = {row["cell"]: store.records(row) for row in store.rows()}
     for metric in ("DP", "accuracy"):
         by_seed = [
@@ -236,7 +236,7 @@ def test_dam_s_verdict_in_miniature(tmp_path, cache):
         assert chosen["figures"]["EOd"]["value"] <= plain["figures"]["EOd"]["value"] + 1e-9
     table = table_of(grid, store)
     (block,) = table.blocks
-    lines = {line.method: line for line in block.lines}
+    lines = {line.method: line for line in block.methods}
     against = {name: line.differences["EOd"].methods[0] for name, line in lines.items() if line.differences}
     assert against == {
         **dict.fromkeys(["dam", "erm", "lff", "lff_release", "control epoch chosen on test rows"], "control"),
@@ -245,7 +245,7 @@ def test_dam_s_verdict_in_miniature(tmp_path, cache):
     }
     circular = [name for name, line in lines.items() if line.circular]
     assert circular == [name for name in lines if name.endswith("on test rows")]
-    assert [(lines[name].told, lines[name].best) for name in circular] == [(5, frozenset())] * 3
+    assert [(lines[name].told, lines[name].best) for name in circular] == [(5, ())] * 3
     text, page = markdown(table), render(report_of(table))
     remark = "circular: epoch chosen by EOd of the test rows"
     assert f"| dam epoch chosen on test rows ({remark}) | 5 | 2 |" in text

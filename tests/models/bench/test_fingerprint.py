@@ -86,8 +86,8 @@ def test_rows_of_another_default_are_run_again(tmp_path, monkeypatch):
     dam = replace(registry.METHODS["dam"], options={"momentum": 0.2})
     monkeypatch.setattr(registry, "METHODS", {**registry.METHODS, "dam": dam})
     table = table_of(grid, Store(tmp_path / "out"))
-    assert [line.method for line in table.blocks[0].lines] == ["erm"]
+    assert [line.method for line in table.blocks[0].methods] == ["erm"]
     # What is known without PyTorch is what was written.
     monkeypatch.setitem(sys.modules, "fairhead.bench.runner", None)
     table = table_of(grid, Store(tmp_path / "out"))
-    assert [line.method for line in table.blocks[0].lines] == ["erm", "dam"]
+    assert [line.method for line in table.blocks[0].methods] == ["erm", "dam"]

@@ -243,7 +243,7 @@ def test_what_a_search_cannot_choose_is_named_and_trials_that_diverged_are_taken
         cost = {"seconds": 1.0, "energy_wh": None, "gpu_allocated_mib": None, "peak_rss_mib": 1.0, "shared_by": 1}
         store.add({**row_of(cell, "done"), **made, "group": "white", "cost": cost}, answers(15, 15))
     table = table_of(grid, store)
-    assert [line.method for line in table.blocks[0].lines] == ["erm"]
+    assert [line.method for line in table.blocks[0].methods] == ["erm"]
     said = "Not shown, as trials are missing or all have failed: faces/tiny/jtt."
     assert said in markdown(table)
     assert said in render(report_of(table))
@@ -298,7 +298,7 @@ def test_a_searched_grid_from_end_to_end(faces, tmp_path, monkeypatch, capsys):
     assert run_grid(grid, tmp_path / "out", Workplace()) == (10, 0, 0)
     table = table_of(grid, store)
     shown = markdown(table).partition("Search of hyper-parameters")[2]
-    for line in table.blocks[0].lines:
+    for line in table.blocks[0].methods:
         words = [f"{name.replace('_', ' ')} {plain_value(value)}" for name, value in line.search.values.items()]
         (row,) = (row for row in shown.split("\n") if row.startswith(f"| {line.method} "))
         assert (", ".join(words).replace("_", " ") or "as the grid has it") in row

@@ -7,18 +7,27 @@ import pytest
 
 from fairhead.audit.seeds import SeedDifference, SeedFigure
 from fairhead.bench.grid import Method
-from fairhead.bench.table import Block, Line, Table, markdown, report_of
+from fairhead.bench.table import Table, markdown, report_of
 from fairhead.bench.table_figures import _best
 from fairhead.errors import InputError
 from fairhead.mitigate import LADDER, METHODS, MethodEntry
 from fairhead.report import render
+from fairhead.report.sections.bench_block import BenchBlock, MethodFigures
 from fairhead.stats import adjust
 
 
 def lines_and_pool(gaps, p):
     """Methods with the given EOd, and what a pool would say of the best against each other."""
     lines = [
-        Line(name, 0, (0, 1), {"EOd": SeedFigure("EOd", {}, gap, 0.0, gap, gap, 100)}, {}, frozenset(), None, {})
+        MethodFigures(
+            method=name,
+            told=0,
+            uses_groups=False,
+            seeds=(0, 1),
+            figures={"EOd": SeedFigure("EOd", {}, gap, 0.0, gap, gap, 100)},
+            differences={},
+            best=(),
+        )
         for name, gap in gaps.items()
     ]
     return lines, SimpleNamespace(difference=lambda best, other, metric: SimpleNamespace(p=p[other]))
@@ -61,7 +70,7 @@ def test_every_table_says_what_each_method_is_told():
     lines, _ = lines_and_pool({"erm": 0.2, "kd": 0.1}, {})
     change = SeedDifference("EOd", "sex", 0.2, 0.1, -0.1, -0.19, -0.01, 100, 0.03, 0.03, mde=0.02)
     lines[1] = replace(lines[1], told=3, differences={"EOd": change})
-    block = Block("faces", "tiny", "sex", 100, tuple(lines), None, "V.", ())
+    block = BenchBlock(title="faces", baseline="erm", metrics=("EOd",), methods=lines, verdict="V.")
     made = {
         "command": "c",
         "done": 1,

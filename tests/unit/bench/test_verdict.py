@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from fairhead.audit.seeds import SeedDifference, SeedFigure
-from fairhead.bench.table import Line, finding, verdict
+from fairhead.bench.table import finding, verdict
+from fairhead.report.sections.bench_block import MethodFigures
 
 
 def a_line(method, gap=None, accuracy=None, told=0, seeds=(0, 1), undefined=None, mde=0.03, remark=""):
@@ -19,7 +20,16 @@ def a_line(method, gap=None, accuracy=None, told=0, seeds=(0, 1), undefined=None
         m: SeedDifference(m, "sex", 0.3, 0.3 + d, d, d, d, 100, p, p, mde=mde, ideal=float(m == "accuracy"))
         for m, (d, p) in changes.items()
     }
-    return Line(method, told, seeds, figures, differences, frozenset(), None, {}, remark)
+    return MethodFigures(
+        method=method,
+        told=told,
+        uses_groups=told == 5,
+        seeds=seeds,
+        figures=figures,
+        differences=differences,
+        best=(),
+        remark=remark,
+    )
 
 
 ERM = a_line("erm")

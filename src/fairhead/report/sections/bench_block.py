@@ -4,19 +4,18 @@ The frontier of fairness and accuracy (DAM, Figure 2) says which methods no othe
 """
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 from markupsafe import Markup
 
 from fairhead.report.markup import Axis, Cell, Row, Table, fill
 from fairhead.report.sections import Section
-from fairhead.report.sections.plain import PlainTables
+from fairhead.report.sections.plain import PlainTables, markdown_table
 from fairhead.report.wording import Scale, p_value, plain_value
 
-BAR = "\\|"  # within a cell of Markdown
 # The corner that hyper-volume is measured from: 5 points of accuracy below plain training, and a gap of 50 points.
 _ACCURACY_BELOW = 0.05
 _GAP_AT_MOST = 0.5
@@ -78,19 +77,25 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True)
 class MethodFigures:
-    """One method; see `fairhead.bench.table.Line`."""
+    """One method in a block."""
 
-    method: str
-    uses_groups: bool
-    seeds: Sequence[int]
-    figures: Mapping[str, SeedMean]
-    differences: Mapping[str, SeedChange]
-    best: Sequence[str]
-    cost: Cost | None = None
-    failed: Mapping[str, str] = field(default_factory=dict)
-    remark: str = ""
-    search: Choice | None = None
-    told: int | None = None
+    method: str  # its name
+    uses_groups: bool  # whether it trains or was chosen with groups: a reference
+    seeds: Sequence[int]  # those that are done
+    figures: Mapping[str, Annotated[Any, SeedMean]]  # metric -> figure over seeds
+    # Metric -> paired difference from the baseline, p corrected over the methods of the block (Holm)
+    differences: Mapping[str, Annotated[Any, SeedChange]]
+    best: Sequence[str]  # metrics in which it is significantly better than every other method
+    cost: Cost | None = None  # averaged over seeds
+    failed: Mapping[str, str] = field(default_factory=dict)  # seed -> error of the cells that failed
+    remark: str = ""  # how it uses groups, if it does
+    search: Choice | None = None  # what a search of its hyper-parameters found; None where there was none
+    told: int | None = None  # its rung on the ladder of what methods are told; never in bold above 2
+
+    @property
+    def circular(self) -> bool:
+        """Whether the rows that test it have chosen its epoch."""
+        return "circular" in self.remark
 
 
 @dataclass(frozen=True)
@@ -182,7 +187,12 @@ class BenchBlock(Section):
     metrics: Sequence[str]  # in the order of the columns
     methods: Sequence[MethodFigures]  # one a row
     findings: Sequence[str] = ()  # a sentence for each metric
-    frontier: Frontier | None = None  # of fairness and accuracy
+    frontier: Frontier | None = None  # of fairness and accuracy; None where a figure is undefined
+    data: str = ""  # name of the data set
+    backbone: str = ""  # name of the model
+    group: str = ""  # the column that gaps are about
+    n: int = 0  # test rows, averaged over seeds
+    verdict: str = ""  # what the block shows, in a few sentences
 
     def draw(self) -> Markup:
         """Findings, tables, the frontier, and what failed."""
@@ -245,12 +255,6 @@ class BenchBlock(Section):
         )
         head = _head("method", "told", "searched", "chosen", "validation score (the grid's own)", "trials", "s", "Wh")
         return Table(head, [_row(line, _choice(line.search)) for line in self.methods if line.search], caption)
-
-
-def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]], figures: Collection[int] = ()) -> str:
-    """A table in Markdown; columns of `figures` are set to the right, and bars within a cell do not end it."""
-    lines = [head, ["--:" if i in figures else "---" for i in range(len(head))], *rows]
-    return "\n".join(f"| {' | '.join(text.replace('|', BAR) for text in line)} |" for line in lines)
 
 
 def column_name(metric: str) -> str:

@@ -1,6 +1,6 @@
 """Plain sections: words alone, tables of text, curves of figures, and cards of clusters."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _PERCENT = Scale(100, 1, "%")
+_BAR = "\\|"  # within a cell of Markdown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +60,12 @@ class PlainTable:
             else:
                 shown.add_row(*map(escape, row))
         console.print(shown)
+
+
+def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]], figures: Collection[int] = ()) -> str:
+    """A table in Markdown; columns of `figures` are set to the right, and bars within a cell do not end it."""
+    lines = [head, ["--:" if i in figures else "---" for i in range(len(head))], *rows]
+    return "\n".join(f"| {' | '.join(text.replace('|', _BAR) for text in line)} |" for line in lines)
 
 
 @dataclass(frozen=True, kw_only=True)
