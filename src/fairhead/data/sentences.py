@@ -1,7 +1,6 @@
 """Sentences in pairs (CrowS-Pairs) and in threes (StereoSet), published or a user's own, and BBQ's questions."""
 
 import os
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -11,7 +10,7 @@ import numpy as np
 from fairhead.data.datasets import Items, choose
 from fairhead.data.files import MALFORMED, Line, Skips, Source, table_of, text_field, texts_field
 from fairhead.data.own_table import opened
-from fairhead.data.splits import joined_keys, split_within
+from fairhead.data.splits import joined_keys, split_within, words_in_common
 from fairhead.errors import InputError
 
 DIRECTIONS = ("stereo", "antistereo")
@@ -69,8 +68,8 @@ def read_pairs(
         direction: column with "stereo" or "antistereo", see `CrowsPair`; by default direction or stereo_antistereo.
             "stereo" where there is none.
         term: column of what a pair is about (a job, a group, a template), by default term or target: pairs of one term
-            count, and are held out from training, together. Without it each is on its own, unless it has the words of
-            another but for those that differ between its sentences.
+            count, and are held out from training, together. Without it, pairs do that have the same words in both of
+            their sentences (`words_in_common`).
         language: only rows of this language, by the column language or lang; by default all, and where the file has
             several languages a category is named with its own: "gender (fr)".
         id: column of distinct ids; by default id. Rows without one are numbered from 1.
@@ -105,7 +104,8 @@ def read_pairs(
                 continue
             plain = directions[row].lower().replace("-", "").replace("type", "")
             if plain in DIRECTIONS:
-                pairs.append(CrowsPair(str(ids[row]), first, second, plain, kinds[row], (), terms[row]))
+                about = terms[row] or words_in_common(first, second) or first
+                pairs.append(CrowsPair(str(ids[row]), first, second, plain, kinds[row], (), about))
             else:
                 message = f"row {row + 1} has the direction {directions[row]!r}; expected stereo or antistereo"
                 skips.error("no such direction", str(ids[row]), f"{table.name}: {message}")
@@ -216,14 +216,8 @@ def _units(items: Sequence[StereoSetItem]) -> list[str]:
     first: dict[object, int] = {}
     rows = []
     for i, item in enumerate(items):
-        frame: object = i
-        if item.target == item.sentences.stereotype:
-            words = [Counter(text.casefold().split()) for text in item.sentences[:2]]
-            common = words[0] & words[1]
-            # Of sentences that have little in common, an article or a verb would be all.
-            if 2 * common.total() >= min(one.total() for one in words):
-                frame = tuple(sorted(common.elements()))
-        rows.append(first.setdefault(frame, i))
+        frame = words_in_common(*item.sentences[:2]) if item.target == item.sentences.stereotype else ""
+        rows.append(first.setdefault(frame or i, i))
     return joined_keys([item.target.casefold() for item in items], np.array(rows, dtype=np.intp))
 
 

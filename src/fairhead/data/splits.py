@@ -77,6 +77,20 @@ def joined_keys(keys: Sequence[str], first: NDArray[np.intp]) -> list[str]:
     return [str(name) for name in names[least[part[codes]]]]
 
 
+def words_in_common(one: str, other: str) -> str:
+    """The words that both sentences have, sorted: what a pair says, whichever groups it says it of.
+
+    Empty if they are fewer than half of the words of a sentence: an article or a verb would be all.
+
+    Example:
+        >>> words_in_common("Women cannot drive.", "Men cannot drive."), words_in_common("He is bad.", "She drives.")
+        ('cannot drive.', '')
+    """
+    words = [Counter(text.casefold().split()) for text in (one, other)]
+    common = words[0] & words[1]
+    return " ".join(sorted(common.elements())) if 2 * common.total() >= min(of.total() for of in words) else ""
+
+
 def named_parts(values: Sequence[str]) -> NDArray[np.str_]:
     """Names of parts as fairhead has them; others stay as they are.
 

@@ -63,11 +63,17 @@ class TrainingRecord:
 def without_training_targets(items: Iterable[Item], folder: str | os.PathLike[str]) -> tuple[Item, ...]:
     """The items whose term `folder` was not trained on.
 
-    Of a pair without a term it is the more stereotypical sentence, of a question its template.
+    Of a question it is the template. A pair must not have been trained on under another term either: its more
+    stereotypical sentence counts as one.
     """
     trained = set(TrainingRecord.read(folder).training_targets)
-    terms = ((item, item.template if isinstance(item, BBQItem) else item.target) for item in items)
-    return tuple(item for item, term in terms if term.casefold() not in trained)
+
+    def terms(item: Item) -> tuple[str, ...]:
+        if isinstance(item, CrowsPair):
+            return item.target, item.more
+        return (item.template if isinstance(item, BBQItem) else item.target,)
+
+    return tuple(item for item in items if trained.isdisjoint(term.casefold() for term in terms(item)))
 
 
 def unseen(items: Sequence[Any], model: Any) -> Sequence[Any]:

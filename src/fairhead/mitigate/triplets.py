@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fairhead.data import parse_spec, read_items
 from fairhead.data.sentences import BBQItem, CrowsPair, StereoSetItem, Triplet, TripletSplit, split_by_target
-from fairhead.data.splits import shuffle_by_hash
+from fairhead.data.splits import shuffle_by_hash, words_in_common
 from fairhead.errors import InputError, check_known
 from fairhead.language.answers import TOO_LONG
 from fairhead.language.packing import (
@@ -250,9 +250,11 @@ def swapped_people(items: Iterable[BBQItem]) -> list[CrowsPair]:
     return pairs
 
 
-def targets(items: Iterable[StereoSetItem]) -> tuple[str, ...]:
-    """The distinct target terms of items, as they are compared: in lower case, sorted."""
-    return tuple(sorted({item.target.casefold() for item in items}))
+def targets(items: Sequence[StereoSetItem]) -> tuple[str, ...]:
+    """The distinct target terms of items, and the sentences of pairs that were given none, in lower case, sorted."""
+    found = {item.target.casefold() for item in items}
+    without_term = (i for i in items if i.of_pair and i.target == words_in_common(*i.sentences[:2]))
+    return tuple(sorted(found | {item.sentences.stereotype.casefold() for item in without_term}))
 
 
 def encode_triplets(items: Iterable[StereoSetItem], tokenizer: Any, context: int | None = None) -> EncodedTriplets:

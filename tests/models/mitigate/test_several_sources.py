@@ -12,14 +12,14 @@ from language_models import ITEMS, build, saved, tokenizer, write_stereoset
 import fairhead
 from fairhead.cli import main
 from fairhead.data import dataset
-from fairhead.data.sentences import GOLD_LABELS, read_bbq
+from fairhead.data.sentences import GOLD_LABELS, CrowsPair, read_bbq
 from fairhead.errors import InputError
 from fairhead.language.answers import Score
 from fairhead.language.benchmarks import bbq as bbq_benchmark
 from fairhead.language.running import TrainingRecord, read_data, without_training_targets
 from fairhead.mitigate.balance_pairs import BalancePairs
 from fairhead.mitigate.language_trainer import LanguageTrainer, scores_of, set_aside
-from fairhead.mitigate.triplets import TripletData, swapped_people
+from fairhead.mitigate.triplets import TripletData, swapped_people, targets
 from fairhead.train import LanguagePlan
 from fairhead.train.step import say_once
 
@@ -221,6 +221,20 @@ def test_pairs_of_one_term_belong_together(tmp_path, capsys):
     told = capsys.readouterr().out
     assert "4 items" in told
     assert [line.split()[0] for line in told.splitlines() if line.strip().startswith(("all", "stereo"))] == ["all"]
+
+
+def test_own_pairs_that_were_trained_on_are_known_by_their_sentences_too(tmp_path):
+    """The same pairs, read as published, have no words in common for a term: their sentences are."""
+    file = tmp_path / "own.csv"
+    rows = [f"the {who} was late and kind .,the {who} was late and rude ." for who in WHO]
+    file.write_text("\n".join(["more,less", *rows]))
+    split = TripletData(f"pairs:{file}", held_out=0.5).read()
+    TrainingRecord("cda", training_targets=targets(split.train)).write(tmp_path)
+    published = [
+        CrowsPair(item.id, *item.sentences[:2], "stereo", "all", ()) for item in (*split.train, *split.held_out)
+    ]
+    kept = without_training_targets(published, tmp_path)
+    assert {pair.id for pair in kept} == {item.id for item in split.held_out}
 
 
 def _bbq_rows(template, story, people, ways=(0, 1)):

@@ -345,7 +345,7 @@ def test_pairs(tmp_path, columns, options):
         for i, d in enumerate(["stereo", "Anti-stereotype", ""])
     ]
     items = read_items(f"pairs:{write(tmp_path / 'own.csv', rows)}", "pairs", **options)
-    assert items[1] == CrowsPair("2", "She 1.", "He 1.", "antistereo", "gender", ())
+    assert items[1] == CrowsPair("2", "She 1.", "He 1.", "antistereo", "gender", (), term="1.")
     assert [pair.direction for pair in items] == ["stereo", "antistereo", "stereo"]
 
 

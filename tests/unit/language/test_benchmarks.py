@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
+from fairhead.data import read_items
 from fairhead.data.sentences import Answer, BBQItem, CrowsPair, StereoSetItem, Triplet
 from fairhead.errors import InputError
 from fairhead.language.answers import TOO_LONG, Answers, Request, Score
-from fairhead.language.benchmarks import bbq, stereoset, winobias
+from fairhead.language.benchmarks import bbq, crows_pairs, stereoset, winobias
 from fairhead.language.benchmarks.winobias import Mention, WinoSentence
 from fairhead.language.running import run_benchmark
 from fairhead.stats.bootstrap import Resampling
@@ -34,6 +35,10 @@ class Fake:
 
 def by_text(values, tokens=1):
     return Fake(lambda r: (next(v for text, v in values.items() if r.continuation.strip() == text), tokens))
+
+
+def by_length():
+    return Fake(lambda r: (-len(r.continuation), 1))
 
 
 def coin(seed=0):
@@ -146,6 +151,27 @@ def test_crows_pairs_sum_and_mean_part_ways_where_lengths_differ():
     rule = Fake(lambda r: (-6.0, 6) if r.continuation == "more" else (-4.0, 2))
     result = run_benchmark("crows_pairs", rule, pairs())
     assert (result["ss"].value, result["ss_per_token"].value) == (0.0, 1.0)
+
+
+def test_own_pairs_that_say_the_same_count_as_one(tmp_path):
+    """Rows that stand twice, or say the same of another group, add nothing to what is known."""
+    rows = [f"{who} never learn rule {i} here.,Others never learn rule {i} here." for i in range(12) for who in "AB"]
+    figures = []
+    for name, times in (("once", 1), ("often", 4)):
+        file = tmp_path / f"{name}.csv"
+        file.write_text("\n".join(["more,less", *rows * times]))
+        found = run_benchmark("crows_pairs", by_length(), read_items(f"pairs:{file}", "pairs"))["ss"]
+        figures.append((found.detail["clusters"], found.low, found.high))
+    assert figures[0][0] == 12
+    assert figures[0] == figures[1]
+
+
+def test_own_pairs_that_differ_in_all_words_count_as_one_only_where_they_are_the_same(tmp_path):
+    file = tmp_path / "own.csv"
+    file.write_text("more,less\nWomen lie.,Men stay honest.\nWomen lie.,Men stay honest.\nWomen cook.,Boys win.\n")
+    items = read_items(f"pairs:{file}", "pairs")
+    assert [pair.target for pair in items] == ["Women lie.", "Women lie.", "Women cook."]
+    assert len(set(crows_pairs.BENCHMARK.pairs(items)[i].cluster for i in range(3))) == 2
 
 
 def test_a_coin_cannot_be_told_from_even():
