@@ -179,7 +179,8 @@ class LanguageTrainer:
         after = self.evaluate(split.held_out, on_held_out)
         results: dict[str, Any] = {"held_out": {"items": len(split.held_out), "before": before, "after": after}}
         if tuned.looks:
-            looks = {"before": tuned.looks[0]._asdict(), "after": tuned.looks[tuned.chosen]._asdict()}
+            before_after = {"before": tuned.looks[0], "after": tuned.looks[tuned.chosen]}
+            looks = {when: {"ss": seen.ss, "perplexity": seen.perplexity} for when, seen in before_after.items()}
             results["watched"] = {"items": len(watched), "chosen": tuned.chosen, **looks}
         if heads:
             results["heads"] = [list(head) for head in heads]

@@ -67,14 +67,23 @@ def set_aside(items: Sequence[StereoSetItem], plan: LanguagePlan) -> TripletSpli
 
 def scores_of(scorer: Scorer) -> Callable[[Sequence[StereoSetItem]], float]:
     """The stereotype score of items under a model, as StereoSet has it; of several sources that farthest from even."""
+    return lambda items: _figure("stereoset", "ss", _farthest(scorer, items))
 
-    def score(items: Sequence[StereoSetItem]) -> float:
-        answers = scorer.score(stereoset.requests(items), on_long="skip")
-        sources = sorted({item.source for item in items})
-        parts = [[item for item in items if item.source == source] for source in sources]
-        return max((_figure("stereoset", "ss", stereoset.table(part, answers)) for part in parts), key=_from_even)
 
-    return score
+def _farthest(scorer: Scorer, items: Sequence[StereoSetItem]) -> ItemTable:
+    """The answers to the items of the source whose score is farthest from even."""
+    answers = scorer.score(stereoset.requests(items), on_long="skip")
+    sources = sorted({item.source for item in items})
+    tables = [stereoset.table([item for item in items if item.source == source], answers) for source in sources]
+    return max(tables, key=lambda table: _from_even(_figure("stereoset", "ss", table)))
+
+
+def _chance(table: ItemTable) -> float:
+    """How far a score of these terms may be off by chance: to the end of its interval; of too few terms, any way."""
+    found = stereoset.BENCHMARK.result(table)["ss"]
+    if found.value is None or found.low is None or found.high is None:
+        return 0.5
+    return max(found.high - found.value, found.value - found.low)
 
 
 def _from_even(score: float) -> float:
@@ -86,10 +95,11 @@ def looker(
 ) -> Callable[[Callable[[Look], None] | None], Look]:
     """Looks at the score of items and the perplexity of texts (else of unrelated sentences); tells who asks for it."""
     scorer = Scorer(model, tokenizer)
-    score, chosen = scores_of(scorer), texts or [item.texts.unrelated for item in items]
+    chosen = texts or [item.texts.unrelated for item in items]
 
     def look(see: Callable[[Look], None] | None) -> Look:
-        found = Look(score(items), _perplexity(scorer, chosen))
+        table = _farthest(scorer, items)
+        found = Look(_figure("stereoset", "ss", table), _perplexity(scorer, chosen), _chance(table))
         if see is not None:
             see(found)
         return found

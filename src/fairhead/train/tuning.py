@@ -48,6 +48,7 @@ class Look(NamedTuple):
 
     ss: float  # the stereotype score, a share
     perplexity: float
+    chance: float = 0.0  # how far the score may be off by chance
 
 
 def tune(
@@ -128,7 +129,8 @@ def tune(
 
     def after_step() -> None:
         if stopping is not None and stopping.due(loop.done, loop.steps):
-            loop.history[-1] |= stopping.look()._asdict()
+            seen = stopping.look()
+            loop.history[-1] |= {"ss": seen.ss, "perplexity": seen.perplexity}
             loop.enough = stopping.enough(loop.history)
             if stopping.best(loop.history) == loop.done:
                 keep()
@@ -172,13 +174,15 @@ class _Stopping:
     """Which of the checked weights to keep: the last that are no further from even, at no cost in language.
 
     The last and not the nearest to even: a score of a few hundred items is noisy, and the nearest would often be an
-    early one, at a high learning rate, by luck.
+    early one, at a high learning rate, by luck. A score that is not clearly off even before training, as that of few
+    terms seldom is, ends no training, and weights are kept that are as near to even as it may be by chance.
     """
 
     def __init__(self, look: Callable[[], Look], plan: LanguagePlan) -> None:
         self.look, self._checks = lambda: agreed(look()), plan.checks
         self._before = self.look()
         self._most = (1 + plan.perplexity_rise) * self._before.perplexity
+        self._furthest = max(abs(self._before.ss - _EVEN), self._before.chance)
 
     def due(self, done: int, steps: int) -> bool:
         """Whether there is a check after so many steps: they are spread evenly, the last at the end."""
@@ -191,14 +195,14 @@ class _Stopping:
 
     def best(self, history: Sequence[Mapping[str, float]]) -> int:
         """The step whose weights are to be kept, of those so far."""
-        furthest = abs(self._before.ss - _EVEN)
         looks = self.looks(history).items()
-        return max(step for step, (ss, lost) in looks if lost <= self._most and abs(ss - _EVEN) <= furthest)
+        return max(k for k, seen in looks if seen.perplexity <= self._most and abs(seen.ss - _EVEN) <= self._furthest)
 
     def enough(self, history: Sequence[Mapping[str, float]]) -> bool:
         """Whether the last two checks have seen a score of even, or on the other side of it."""
         later = [look.ss - _EVEN for look in self.looks(history).values()][1:][-2:]
-        return len(later) == 2 and all(ss * (self._before.ss - _EVEN) <= 0 for ss in later)
+        clear = abs(self._before.ss - _EVEN) > self._before.chance
+        return clear and len(later) == 2 and all(ss * (self._before.ss - _EVEN) <= 0 for ss in later)
 
 
 @contextmanager

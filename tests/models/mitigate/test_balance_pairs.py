@@ -236,6 +236,17 @@ def test_training_ends_once_even_is_reached_and_no_cost_is_paid_for_nothing():
     assert tuned.looks[0] == Look(0.6, 10.0)
 
 
+def test_a_score_that_is_even_but_for_chance_ends_no_training():
+    """As that of few terms: 47 %, 48 % and 51 % may all be of a model that is as it was."""
+    noisy = [(0.53, 10.0, 0.08), (0.47, 10.0, 0.08), (0.48, 10.0, 0.08), (0.54, 10.0, 0.08), (0.44, 10.0, 0.08)]
+    tuned, _ = stopped(noisy)
+    assert (tuned.chosen, tuned.steps) == (8, 8)
+    # What is further from even than chance explains is not kept, and perplexity counts as ever.
+    assert stopped([*noisy[:3], (0.41, 10.0), (0.46, 10.5)])[0].chosen == 4
+    # A score that is clearly off even is what it was.
+    assert stopped([(0.64, 10.0, 0.08), (0.49, 10.0), (0.5, 10.0), (0.4, 10.0)])[0].steps == 4
+
+
 def test_watched_terms_are_neither_trained_on_nor_scored_later(neutral):
     items = tuple(
         StereoSetItem(f"{k}", "intrasentence", f"term{k}", "race", "", Triplet(*ITEMS[k % 4].texts)) for k in range(12)

@@ -19,6 +19,7 @@ from fairhead.language.benchmarks import bbq as bbq_benchmark
 from fairhead.language.running import TrainingRecord, read_data, without_training_targets
 from fairhead.mitigate.balance_pairs import BalancePairs
 from fairhead.mitigate.language_trainer import LanguageTrainer, scores_of, set_aside
+from fairhead.mitigate.sentence_losses import _chance, _farthest
 from fairhead.mitigate.triplets import TripletData, swapped_people, targets
 from fairhead.train import LanguagePlan
 from fairhead.train.step import say_once
@@ -111,6 +112,22 @@ def test_no_source_hides_what_becomes_of_another(likelier, seen):
     scorer = SimpleNamespace(score=lambda requests, on_long: {r.id: scores[r.id] for r in requests})
     assert scores_of(scorer)(items) == pytest.approx(seen)
     assert scores_of(scorer)(items[::-1]) == scores_of(scorer)(items)
+
+
+@pytest.mark.parametrize(
+    ("terms", "likelier", "clear"), [(8, 8, False), (15, 9, False), (60, 36, False), (60, 48, True)]
+)
+def test_few_watched_terms_tell_little(terms, likelier, clear):
+    """Of so many terms so many prefer the stereotype: whether that is clearly more than half of them."""
+    items = [replace(ITEMS[0], id=str(i), target=str(i)) for i in range(terms)]
+    values = (-1.5, -2.0, -3.0), (-1.5, -1.0, -3.0)
+    scores = {
+        f"{one.kind}/{one.id}/{label}": Score("", value, 1)
+        for i, one in enumerate(items)
+        for label, value in zip(GOLD_LABELS, values[i >= likelier], strict=True)
+    }
+    table = _farthest(SimpleNamespace(score=lambda requests, on_long: scores), items)
+    assert (likelier / terms - 0.5 > _chance(table)) == clear
 
 
 def test_what_is_kept_of_a_pair_is_neutral_text(both, tmp_path):
