@@ -77,6 +77,12 @@ class Table:
         """A column as text, with `otherwise` where there is no value or no such column."""
         return [otherwise] * len(self) if name is None else [text or otherwise for text in self.cells(name).tolist()]
 
+    def names(self, name: str | None, otherwise: str) -> list[str]:
+        """As `optional`, each of one line, as sentences and tables need it."""
+        from fairhead.records.columns import one_line  # here: it loads pandas
+
+        return [one_line(text) for text in self.optional(name, otherwise)]
+
     def ids(self, name: str | None) -> NDArray[np.str_]:
         """Distinct ids from a column, shape [n]; rows that have none are numbered from 1."""
         if name is None:

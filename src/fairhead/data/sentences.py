@@ -91,8 +91,8 @@ def read_pairs(
         kind, which = table.find(category, CATEGORY), table.find(direction, ("direction", "stereo_antistereo"))
         of, named = table.find(None, ("language", "lang")), table.find(term, ("term", "target"))
         table.load(*names, kind, which, of, named, key := table.find(id, ("id",)))
-        ids, kinds, directions = table.ids(key), table.optional(kind, "all"), table.optional(which, "stereo")
-        languages, terms = table.optional(of, ""), table.optional(named, "")
+        ids, kinds, directions = table.ids(key), table.names(kind, "all"), table.optional(which, "stereo")
+        languages, terms = table.names(of, ""), table.optional(named, "")
         if language is not None and language not in languages:
             known = ", ".join(sorted({*languages} - {""})) or "no column of languages"
             raise InputError(f"{table.name} has no row of the language {language!r}; it has {known}")
@@ -189,7 +189,7 @@ def read_triplets(
         before, named = table.find(context, ("context",)), table.find(term, ("term", "target"))
         kind, key = table.find(category, ("category", "bias_type")), table.find(id, ("id",))
         table.load(*names, before, named, kind, key)
-        contexts, terms, kinds = (table.optional(*one) for one in ((before, ""), (named, ""), (kind, "all")))
+        contexts, terms, kinds = table.optional(before, ""), table.optional(named, ""), table.names(kind, "all")
         ids, items = table.ids(key).tolist(), []
         for row, sentences in table.sentences(names, skips).items():
             which = KINDS[bool(contexts[row]) and "BLANK" not in contexts[row]]

@@ -128,15 +128,19 @@ def one_dimensional(values: Any, name: str) -> Any:
 
 
 def tidy_levels(raw: list[Any], text_only: bool = False) -> list[Any]:
-    """The distinct raw values as bool, int, float or str, all of one kind; None where the value means "missing".
+    r"""The distinct raw values as bool, int, float or str, all of one kind; None where the value means "missing".
+
+    A name is of one line, as sentences and tables need it.
 
     Example:
+        >>> tidy_levels(["two\n  lines", "one"], text_only=True)
+        ['two lines', 'one']
         >>> tidy_levels(["1", "0.0", "NA", " "], text_only=True)
         [1, 0, None, None]
         >>> tidy_levels(["none", "christian", ""], text_only=True)
         ['none', 'christian', None]
     """
-    values = [composed(plain(value)) for value in raw]
+    values = [one_line(composed(plain(value))) for value in raw]
     if text_only:
         values = [None if v is None else str(v) for v in values]
         answers = [v for v in values if v is not None and v.lower() not in _NO_ANSWER]
@@ -165,6 +169,11 @@ def plain(value: Any) -> Any:
         return None
     text = str(value).strip()
     return None if text.lower() in _NOT_A_NUMBER else text
+
+
+def one_line(value: Any) -> Any:
+    """A text without its line breaks and tabs; anything else as it is."""
+    return re.sub(r"\s*[\n\r\t\v\f\x85\u2028\u2029]\s*", " ", value) if isinstance(value, str) else value
 
 
 def as_number(text: str) -> int | float | None:

@@ -390,6 +390,19 @@ def test_pairs_of_one_language_or_of_several(tmp_path):
         read_items(f"pairs:{file}", language="it")
 
 
+@pytest.mark.parametrize("kind", ["pairs", "triplets"])
+def test_names_of_categories_are_of_one_line(tmp_path, kind):
+    row = {
+        "stereotype": "She\nlies.",
+        "anti_stereotype": "He lies.",
+        "unrelated": "Go.",
+        "category": "gender\n and\tage",
+    }
+    (item,) = read_items(f"{kind}:{write(tmp_path / 'own.jsonl', [row])}")
+    assert item.bias_type == "gender and age"
+    assert "She\nlies." in (item.more if kind == "pairs" else item.sentences)
+
+
 def test_triplets(tmp_path):
     rows = [
         {"id": "a", "stereotype": "S.", "antistereotype": "A.", "unrelated": "U.", "term": "nurse", "category": "work"},

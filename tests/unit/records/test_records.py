@@ -292,3 +292,15 @@ def test_an_accent_is_the_same_however_it_was_typed(tmp_path):
     assert (len(read), read.groups["where"].levels) == (15, (one,))
     own = dataset([f"post {i}" for i in range(20)], label=groups, groups={"where": groups})
     assert own.classes == own.groups()["where"].levels == ("bar", one)
+
+
+@pytest.mark.parametrize("name", ["two\nlines", "two\r\n lines", "two\tlines", "two\u2028lines"])
+def test_names_of_groups_are_of_one_line(name, tmp_path):
+    file = tmp_path / "records.csv"
+    pd.DataFrame({"id": [1, 2], "label": [0, 1], "prediction": [0, 1], "race": [name, "one"]}).to_csv(file, index=False)
+    rows = {"label": [0, 1], "prediction": [0, 1], "groups": {"race": [name, "one"]}}
+    for records in (
+        Records.read(file, label="label", prediction="prediction", groups=["race"]),
+        Records.from_arrays(**rows),
+    ):
+        assert records.groups["race"].levels == ("one", "two lines")
