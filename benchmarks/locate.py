@@ -29,7 +29,7 @@ from fairhead.locate.directions import Task, concept_from_images
 from fairhead.locate.edits import HeadEdits
 from fairhead.locate.gap_question import GapQuestion, direct_effect
 from fairhead.locate.head_features import Features, HeadMoments, Spanned, span_of_moments
-from fairhead.locate.head_maps import check_cells, coupling, score_heads, separation, top_heads
+from fairhead.locate.head_maps import coupling, group_cells, score, separation, top_heads
 from fairhead.locate.locate_settings import LocatePlan, Source
 from fairhead.locate.rows import Evaluation
 from fairhead.locate.session import open_question
@@ -155,17 +155,18 @@ def scores_and_controls(rows: int) -> None:
     started = time.perf_counter()
     concept = concept_from_images(output, groups, labels, name="sex", poles=("f", "m"))
     parts = features.parts(np.stack([task.evidence(1), concept.vector]))
-    head_map = score_heads(parts[..., 0], output @ task.evidence(1), groups, labels)
-    apart = separation(parts[..., 1], groups, labels)
-    coupling(parts[..., 1], parts[..., 0], labels)
+    cells = group_cells(groups, labels)
+    head_map = score(parts[..., 0], output @ task.evidence(1), cells)
+    apart = separation(parts[..., 1], cells)
+    coupling(parts[..., 1], parts[..., 0], cells)
     scored = time.perf_counter()
     chosen = top_heads(np.abs(apart.d.value), np.zeros((LAYERS, HEADS)), 4, per_layer=3)  # four, whatever their p
-    effect = direct_effect(features, task, HeadEdits.learn(features, check_cells(groups, labels)))
+    effect = direct_effect(features, task, HeadEdits.learn(features, cells))
     controls = layer_matched(chosen, HEADS, draws=200)
     evaluation.figures(effect([(), chosen, *controls.sets]))
     done = time.perf_counter()
     print(
-        f"{head_map.gap.size} heads, {rows} images, from stored features without a forward pass: scores "
+        f"{head_map.value.size} heads, {rows} images, from stored features without a forward pass: scores "
         f"{scored - started:.1f} s, edits and {len(controls.sets)} control sets {done - scored:.1f} s"
     )
 
@@ -209,7 +210,7 @@ def effects_of_heads(arguments: argparse.Namespace) -> None:
     took = time.perf_counter() - started
     assert estimated[0] is not None
     guessed = rows.score(estimated[0], estimated[0].sum((1, 2)))
-    one, other = exact.gap.ravel(), guessed.gap.ravel()
+    one, other = exact.value.ravel(), guessed.value.ravel()
     best = np.isin(np.argsort(-np.abs(one))[:12], np.argsort(-np.abs(other))[:16]).sum()
     print(
         f"  exact in {took / seconds['plain']:.1f} of its time ({took:.0f} s); rank correlation with the estimates "

@@ -67,13 +67,13 @@ class LocatedHeads(Result):
     def rows(self) -> list[dict[str, Any]]:
         """One row a head: its direct contribution in the gap of the reporting half."""
         found = self.located.head_map
-        layers, heads = found.gap.shape
+        layers, heads = found.value.shape
         return [
             {
                 "layer": layer,
                 "head": head,
                 "name": head_name(layer, head),
-                "gap": float(found.gap[layer, head]),
+                "gap": float(found.value[layer, head]),
                 "low": float(found.low[layer, head]),
                 "high": float(found.high[layer, head]),
                 "p_adjusted": float(found.p_adjusted[layer, head]),
@@ -213,7 +213,7 @@ class TwoModels:
     @property
     def changed(self) -> list[Head]:
         """Heads whose part differs significantly, the largest difference first."""
-        return [h for h in largest_first(np.abs(self.difference.gap)) if self.difference.p_adjusted[h] <= ALPHA]
+        return [h for h in largest_first(np.abs(self.difference.value)) if self.difference.p_adjusted[h] <= ALPHA]
 
     def verdict(self) -> Sentence:
         """How the gap differs, and in which heads."""
@@ -224,7 +224,7 @@ class TwoModels:
         return Sentence(
             f"In {self.other} the gap is {signed(self.theirs.total)} {d.unit}, in this model {signed(self.ours.total)} "
             f"(difference {signed(d.total)}, 95 % interval {signed(d.total_low)} to {signed(d.total_high)}). The "
-            f"direct contribution of {len(first) or 'no'} of {d.gap.size} heads differs significantly{most}.",
+            f"direct contribution of {len(first) or 'no'} of {d.value.size} heads differs significantly{most}.",
             tone,
         )
 
@@ -233,9 +233,9 @@ class TwoModels:
         named = {"Difference": self.difference, self.other: self.theirs, "This model": self.ours}
         maps = [Section.from_json({"kind": "headmap", "title": n, **m.to_dict()}, n) for n, m in named.items()]
         d, rows = self.difference, []
-        for at in largest_first(np.abs(d.gap))[:10]:
+        for at in largest_first(np.abs(d.value))[:10]:
             ends = f"{signed(d.low[at])} to {signed(d.high[at])}"
-            figures = (signed(x.gap[at]) for x in (self.ours, self.theirs, d))
+            figures = (signed(x.value[at]) for x in (self.ours, self.theirs, d))
             rows.append([head_name(*at), *figures, ends, p_value(float(d.p_adjusted[at]))])
         columns = ["head", "this model", self.other, "difference", "interval", "p adjusted"]
         table = PlainTable(

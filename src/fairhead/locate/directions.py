@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.locate.edits import shrunk
 from fairhead.locate.head_features import Array, Features
-from fairhead.locate.head_maps import check_cells
+from fairhead.locate.head_maps import group_cells
 from fairhead.locate.prompts import Prompts, TextSide
 from fairhead.models.inputs import class_order
 from fairhead.train.kmeans import find_clusters, independent_weights
@@ -346,7 +346,7 @@ def concept_from_images(
     "logistic" (a probe with a ridge), or "leace" (what linear erasure takes out: the difference, whitened).
     """
     x = np.asarray(output, dtype=np.float64)
-    cells = check_cells(groups, labels, poles, least=1)
+    cells = group_cells(groups, labels, poles, least=1)
     difference, within = cells.weight @ x, cells.centred(x)
     detail: dict[str, Any] = {"n": len(x)}
     if method == "means":

@@ -106,7 +106,7 @@ class Question(ABC):
 
     def scores(self, found: HeadMap, rows: Mask, plan: LocatePlan) -> Scores:
         """What heads are ranked by on some rows, whose map is `found`: direct contributions, or effects."""
-        return Scores(found.gap, found.p, float(np.sign(found.total)))
+        return Scores(found.value, found.p, float(np.sign(found.total)))
 
     def doubts(self, direct: HeadMap, plan: LocatePlan) -> list[str]:
         """What makes the choice uncertain, in sentences."""
@@ -236,7 +236,7 @@ def effects(
     if exact is None:
         # Of either sign: where a head saturates what comes after it, the slope there says little about the effect.
         first = of.score(estimate, estimate.sum((1, 2)), plan.level)
-        exact = tuple(largest_first(np.abs(first.gap))[:most])
+        exact = tuple(largest_first(np.abs(first.value))[:most])
     return single_head_effects(passes, question.shape, of, heads=exact, estimate=estimate, **how), exact
 
 

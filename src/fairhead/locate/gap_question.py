@@ -111,11 +111,8 @@ class GapQuestion(Question):
     def measures(self, rows: Mask, level: float, along: Array | None = None) -> tuple[Separation, Measure]:
         """How well heads separate the groups of some rows along the concept, and its coupling with the evidence."""
         part, along = self.rows.take(rows), self.along if along is None else along
-        how: dict[str, Any] = {"clusters": part.clusters, "level": level}
-        return (
-            separation(along[rows], part.groups, part.labels, names=part.poles, classes=part.classes, **how),
-            coupling(along[rows], self.parts[rows], part.labels, **how),
-        )
+        cells = part.cells
+        return separation(along[rows], cells, level), coupling(along[rows], self.parts[rows], cells, level)
 
     def scores(self, found: HeadMap, rows: Mask, plan: LocatePlan) -> Scores:
         """By the gap, or by how well heads separate the groups along the concept.

@@ -101,7 +101,7 @@ class GapLocated(Located):
         gap = self.head_map
         whole = f"{signed(gap.total)} logits, 95 % interval {signed(gap.total_low)} to {signed(gap.total_high)}"
         other = "the other half" if self.chosen_here else "the reporting half"
-        part = sum(float(gap.gap[head]) for head in self.ranked)
+        part = sum(float(gap.value[head]) for head in self.ranked)
         make, add = ("it makes", "it adds") if len(self.ranked) == 1 else ("they make", "they add")
         if gap.has_total:
             return (
@@ -195,7 +195,7 @@ class GapLocated(Located):
         """The gap, what it loses without each head, and the separation of the groups."""
         first, second = self.concept.poles
         whole = self.head_map.total
-        of_heads, of_others = float(self.head_map.gap.sum()), float(self.other_map.gap.sum())
+        of_heads, of_others = float(self.head_map.value.sum()), float(self.other_map.value.sum())
         rest = (
             f"The whole gap is {signed(whole)} logits: {signed(of_heads)} from all heads together, "
             f"{signed(of_others)} from the embedding and the MLPs, {signed(whole - of_heads - of_others)} from "
@@ -204,7 +204,7 @@ class GapLocated(Located):
         of = f"the gap in the evidence for {self.evidence}"
         maps = {"Direct contribution": self.mapped(self.head_map, f"Each head's contribution to {of}", rest)}
         if self.effect_map is not None:
-            lost, direct = self.effect_map.gap.ravel(), self.head_map.gap.ravel()
+            lost, direct = self.effect_map.value.ravel(), self.head_map.value.ravel()
             text = "Each head alone was edited in a full forward pass; heads are ranked by how much the gap shrinks."
             if self.exact is not None:
                 text += f" {len(self.exact)} heads were run; the others were estimated from gradients."
@@ -238,7 +238,7 @@ class GapLocated(Located):
         if self.effect_map is not None:
             estimated = self.exact is not None and head not in self.exact
             maps.append((f"Lost without it{' (estimated)' if estimated else ''}, logits", self.effect_map))
-        found = [_fact(name, m.gap[head], m.low[head], m.high[head]) for name, m in maps]
+        found = [_fact(name, m.value[head], m.low[head], m.high[head]) for name, m in maps]
         if self.head_map.has_total:
             share = f"{round(100 * self.head_map.share[head])} %"
             found[0] = replace(found[0], note=f"{found[0].note}; {share} of the gap")

@@ -1,11 +1,12 @@
-"""Heads and maps of them: each head's part in a gap of two groups of the same label, or of the two texts of a pair.
+"""Heads, and figures of them: their part in a gap of two groups of the same label, or of the two texts of a pair.
 
-A gap is a weighted sum over rows; its error is that of the sum over independent clusters, so rows that share a cluster
-(one picture in two shades) may depend on each other in any way.
+Every figure is an estimate with the influence that each row has on it; its error is that of the influence added up over
+independent clusters, so rows that share a cluster (one picture in two shades) may depend on each other in any way. A
+gap is a weighted sum over the rows of some cells (`Cells`), each less the mean of its cell.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from fairhead.errors import InputError
-from fairhead.stats import ALPHA, adjust
+from fairhead.stats import ALPHA, Correction, adjust
 from fairhead.stats.clusters import ClusterErrors, cluster_errors
 
 FloatMap = NDArray[np.float64]
@@ -27,28 +28,40 @@ class Head(NamedTuple):
     head: int
 
 
-@dataclass(frozen=True)
-class HeadMap:
-    """Layers × heads: each head's part in a gap, with its uncertainty."""
+@dataclass(frozen=True, kw_only=True)
+class Measure:
+    """A figure of each head, all maps [layers, heads]."""
 
-    # Mean evidence of the first group minus the second's, given the label, in logits; or the mean log-odds of the first
-    # text of a pair against the second, in nats; [layers, heads]
-    gap: FloatMap
-    low: FloatMap  # lower end of the interval of `gap`
+    name: str  # what it is
+    value: FloatMap  # the estimate
+    low: FloatMap  # lower end of its interval
     high: FloatMap  # upper end
-    p: FloatMap  # two-sided p-value of `gap` = 0
-    p_adjusted: FloatMap  # p after correction over all heads: Benjamini–Hochberg for groups, Holm for pairs
-    effect_size: FloatMap  # `gap` over the deviation within group and label (Cohen's d)
-    share: FloatMap  # `gap` over the gap of the model's own evidence; the rest of 1 lies in MLPs and embeddings
-    total: float  # the gap of the model's own evidence, in logits
-    groups: tuple[str, str]  # the two groups, first minus second
+    p: FloatMap  # two-sided p-value of the value that means "nothing"
+    p_adjusted: FloatMap  # after correction over all heads: Benjamini–Hochberg, or Holm for pairs
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        maps = ("value", "low", "high", "p", "p_adjusted")
+        return {"name": self.name, **{key: getattr(self, key).tolist() for key in maps}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadMap(Measure):
+    """Each head's part in a gap, beside the whole gap.
+
+    A part is the mean evidence of the first group minus the second's, given the label, in logits; or the mean log-odds
+    of the first text of a pair against the second, in nats.
+    """
+
+    effect_size: FloatMap  # `value` over the deviation within cells (Cohen's d)
+    share: FloatMap  # `value` over the gap of the model's own evidence; the rest of 1 lies in MLPs and embeddings
+    total: float  # the gap of the model's own evidence
+    total_low: float  # lower end of its interval
+    total_high: float  # upper end
     n: int  # rows
     clusters: int  # independent units among them (pictures, people, documents)
+    unit: str = "logits"
     selected: tuple[Head, ...] = ()  # heads chosen elsewhere, to be marked in this map
-    measure: str | None = None  # what `gap` is, in words; by default the gap given the label
-    unit: str = "logits"  # of `gap`
-    total_low: float = float("nan")  # lower end of the interval of `total`
-    total_high: float = float("nan")  # upper end
 
     @property
     def has_total(self) -> bool:
@@ -57,53 +70,66 @@ class HeadMap:
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form, which is also the data of a report's "headmap" section."""
-        first, second = self.groups
         return {
-            "measure": self.measure or f"evidence gap given the label, {first} minus {second}",
+            "measure": self.name,
             "unit": self.unit,
-            "values": self.gap.tolist(),
+            "values": self.value.tolist(),
             **{name: getattr(self, name).tolist() for name in ("low", "high", "p_adjusted", "effect_size", "share")},
             **{name: getattr(self, name) for name in ("total", "total_low", "total_high", "n", "clusters")},
             "selected": [list(head) for head in self.selected],
         }
 
 
+class Gap(NamedTuple):
+    """A gap in each of k columns."""
+
+    value: FloatMap  # [k]
+    centred: FloatMap  # the rows less the mean of their cell, [n, k]
+    within: FloatMap  # standard deviation within cells, [k]
+    errors: ClusterErrors  # of the value
+
+
 class Cells(NamedTuple):
-    """Rows by label and group: cell 2 · label + group of each row, [n], and rows in each, [2 · labels]."""
+    """Rows that are compared, by cell: 2 · label + group; pairs, each a comparison by itself, are one cell."""
 
-    cell: NDArray[np.intp]
-    counts: NDArray[np.intp]
-
-    @property
-    def n_labels(self) -> int:
-        """Labels that occur."""
-        return len(self.counts) // 2
-
-    @property
-    def weight(self) -> FloatMap:
-        """Each row's weight in a gap, [n]: groups have opposite signs, labels count the same."""
-        return np.where(self.cell % 2 == 1, 1.0, -1.0) / (self.counts[self.cell] * self.n_labels)
+    cell: NDArray[np.intp]  # of each row, [n]
+    counts: NDArray[np.intp]  # rows in each
+    weight: FloatMap  # of each row in a gap, [n]
+    share: FloatMap | float = 1.0  # how much each row counts in the mean and the spread of its cell, [n]; 1 on average
+    clusters: Clusters = None  # rows with one number belong together, [n]; None if all rows are independent
 
     def centred(self, x: FloatMap) -> FloatMap:
         """Rows x [n, k] less the mean of their cell."""
-        one_hot = np.eye(len(self.counts))[self.cell]
-        return x - np.asarray(one_hot.T @ x / self.counts[:, None])[self.cell]
+        return _centred(x, self.cell, self.share)
 
-    def within(self, centred: FloatMap) -> FloatMap:
-        """Standard deviation within cells, [k]."""
-        return np.asarray(np.sqrt((centred**2).sum(0) / (len(centred) - len(self.counts))))
+    def gap(self, x: FloatMap) -> Gap:
+        """The gap in x [n, k], with its error."""
+        centred = self.centred(x)
+        spread = np.broadcast_to(self.share, len(x)) @ centred**2 / (len(x) - len(self.counts))
+        return Gap(self.weight @ x, centred, np.sqrt(spread), self.errors(self.weight[:, None] * centred))
+
+    def errors(self, influence: FloatMap) -> ClusterErrors:
+        """Of sums of what each row adds, [n, k], once the mean of its cell is taken out."""
+        return cluster_errors(influence, self.clusters, self.cell)
 
 
-def check_cells(
+def _centred(x: FloatMap, cell: NDArray[np.intp], share: FloatMap | float = 1.0) -> FloatMap:
+    counted = np.zeros((len(cell), int(cell.max()) + 1))
+    counted[np.arange(len(cell)), cell] = share
+    return x - np.asarray(counted.T @ x / counted.sum(0)[:, None])[cell]
+
+
+def group_cells(
     groups: NDArray[np.integer],
     labels: NDArray[np.integer],
     names: tuple[str, str] = ("1", "0"),
     classes: Sequence[str] = (),
     least: int = 2,
+    clusters: Clusters = None,
 ) -> Cells:
-    """Number the cells; both groups must have rows of every class, at least so many.
+    """Cells of two groups and their labels, which all count the same; both groups need so many rows of every class.
 
-    Groups are 0 and 1, that of 1 named first; `classes` are named in errors.
+    Groups are 0 and 1, that of 1 named first, from which the other is subtracted; `classes` are named in errors.
     """
     if not np.isin(groups, (0, 1)).all():
         raise InputError(f"expected two groups, coded 0 and 1; found {np.unique(groups).tolist()}")
@@ -118,99 +144,57 @@ def check_cells(
             f"the group {group!r} has {few} of the class {classes[number] if classes else number!r}; at least {least} "
             "are needed to compare groups within a class: use more rows"
         )
-    return Cells(cell, counts)
+    weight = np.where(cell % 2 == 1, 1.0, -1.0) / (counts[cell] * len(levels))
+    return Cells(cell, counts, weight, clusters=clusters)
 
 
-def score_heads(
-    evidence: NDArray[np.floating],  # each head's part in the class evidence, [n, layers, heads]
-    total: NDArray[np.floating],  # the model's own class evidence, [n]
-    groups: NDArray[np.integer],  # 1 for the first group and 0 for the second, [n]
-    labels: NDArray[np.integer],  # class numbers, [n]; every label counts the same
-    *,
-    clusters: Clusters = None,  # rows with one number belong together, [n]; None if all rows are independent
-    names: tuple[str, str] = ("1", "0"),  # the two groups' names, that of group 1 first
-    classes: Sequence[str] = (),  # names of the classes
-    level: float = 0.95,  # of the intervals
-    measure: str | None = None,  # what the evidence is, in words; None for a head's own part
-) -> HeadMap:
-    """Score each head by how far apart it puts two groups of the same label; Benjamini–Hochberg over the heads."""
-    cells = check_cells(groups, labels, names, classes)
-    flat = _flat(evidence, total)
-    weight, centred = cells.weight, cells.centred(flat)
-    errors = cluster_errors(weight[:, None] * centred, clusters, cells.cell)
-    found = _head_map(weight @ flat, errors, cells.within(centred), len(flat), evidence.shape[1:], names, level)
-    corrected = stats.false_discovery_control(found.p.ravel()).reshape(found.p.shape)
-    return replace(found, p_adjusted=corrected, measure=measure)
-
-
-def score_pairs(
-    differences: NDArray[np.floating],
-    total: NDArray[np.floating],
-    *,
-    weights: NDArray[np.floating] | None = None,
-    clusters: Clusters = None,
-    names: tuple[str, str] = ("first", "second"),
-    level: float = 0.95,
-    measure: str | None = None,
-    unit: str = "nats",
-) -> HeadMap:
-    """Score each head by its mean part in a difference between the two members of n pairs; Holm over the heads.
-
-    Parts are [n, layers, heads] of the whole difference, [n]; a pair counts as much as its weight. The other arguments
-    are those of `score_heads`.
-    """
-    n = len(differences)
+def pair_cells(weights: NDArray[np.floating], clusters: Clusters = None) -> Cells:
+    """One cell of n pairs, each of which counts as much as its weight, [n]: the gap is their mean."""
+    n, weight = len(weights), np.asarray(weights, dtype=np.float64) / np.sum(weights)
     if n < 2:
         raise InputError(f"{n} pairs; at least 2 are needed to say how sure a mean is")
-    flat = _flat(differences, total)
-    weight = np.full(n, 1 / n) if weights is None else np.asarray(weights, dtype=np.float64) / np.sum(weights)
-    gap = weight @ flat
-    centred = flat - gap
-    within = np.sqrt(weight @ centred**2 * n / (n - 1))
-    errors = cluster_errors(weight[:, None] * centred, clusters)
-    found = _head_map(gap, errors, within, n, differences.shape[1:], names, level)
-    corrected = np.array(adjust(found.p.ravel().tolist(), "holm"), dtype=np.float64).reshape(found.p.shape)
-    return replace(found, p_adjusted=corrected, measure=measure, unit=unit)
+    return Cells(np.zeros(n, dtype=np.intp), np.array([n]), weight, n * weight, clusters)
 
 
-def _flat(parts: NDArray[np.floating], total: NDArray[np.floating]) -> FloatMap:
-    """Parts [n, layers, heads] and the whole [n] side by side, [n, heads + 1]."""
-    return np.concatenate([parts.reshape(len(parts), -1), total[:, None]], axis=1).astype(np.float64)
-
-
-def _head_map(
-    gap: FloatMap,
-    errors: ClusterErrors,
-    within: FloatMap,
-    n: int,
-    shape: tuple[int, ...],
-    names: tuple[str, str],
-    level: float,
+def score(
+    parts: NDArray[np.floating],  # each head's part, [n, layers, heads]
+    total: NDArray[np.floating],  # the model's own evidence, [n]
+    cells: Cells,  # who is compared
+    *,
+    level: float = 0.95,  # of the intervals
+    correction: Correction = "bh",  # of p-values over the heads
+    name: str = "gap",  # what the parts are, in words
+    unit: str = "logits",
 ) -> HeadMap:
-    """A map from gaps [heads + 1] (the whole's last) and their errors."""
-    # A head that is constant within every cell has no error: its gap is certain, or there is none.
-    p, reach = errors.p_values(gap)[:-1].reshape(shape), errors.reach(level)
+    """Score each head by its part in the gap between the cells."""
+    flat = np.concatenate([parts.reshape(len(parts), -1), total[:, None]], axis=1).astype(np.float64)
+    gap, _, within, errors = cells.gap(flat)
+    reach, shape = errors.reach(level), parts.shape[1:]
     with np.errstate(divide="ignore", invalid="ignore"):
         effect_size = np.where(within > 0, gap / within, 0.0)
-
-    def as_map(x: FloatMap) -> FloatMap:
-        return x[:-1].reshape(shape)
-
+    # A head that is constant within every cell has no error: its gap is certain, or there is none.
+    of_heads, far, p = gap[:-1], reach[:-1], errors.p_values(gap)[:-1]
     return HeadMap(
-        gap=as_map(gap),
-        low=as_map(gap - reach),
-        high=as_map(gap + reach),
-        p=p,
-        p_adjusted=p,
-        effect_size=as_map(effect_size),
-        share=as_map(gap / gap[-1]) if gap[-1] else np.zeros(shape),
+        name=name,
+        **_maps(of_heads, of_heads - far, of_heads + far, p, shape, correction),
+        effect_size=effect_size[:-1].reshape(shape),
+        share=(of_heads / gap[-1]).reshape(shape) if gap[-1] else np.zeros(shape),
         total=float(gap[-1]),
-        groups=names,
-        n=n,
-        clusters=errors.clusters,
         total_low=float(gap[-1] - reach[-1]),
         total_high=float(gap[-1] + reach[-1]),
+        n=len(flat),
+        clusters=errors.clusters,
+        unit=unit,
     )
+
+
+def _maps(
+    value: FloatMap, low: FloatMap, high: FloatMap, p: FloatMap, shape: tuple[int, ...], correction: Correction = "bh"
+) -> dict[str, Any]:
+    """The maps of a measure from estimates [k], with p-values corrected over all of them."""
+    corrected = np.array(adjust(p.tolist(), correction), dtype=np.float64)
+    maps = {"value": value, "low": low, "high": high, "p": p, "p_adjusted": corrected}
+    return {name: x.reshape(shape) for name, x in maps.items()}
 
 
 def largest_first(rank: FloatMap) -> list[Head]:
@@ -244,23 +228,6 @@ def top_heads(
     return tuple(chosen)
 
 
-@dataclass(frozen=True)
-class Measure:
-    """Another figure of each head, all maps [layers, heads]."""
-
-    name: str  # what it is
-    value: FloatMap  # the estimate
-    low: FloatMap  # lower end of its interval
-    high: FloatMap  # upper end
-    p: FloatMap  # two-sided p-value of the value that means "nothing"
-    p_adjusted: FloatMap  # after Benjamini–Hochberg over all heads
-
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON form."""
-        maps = ("value", "low", "high", "p", "p_adjusted")
-        return {"name": self.name, **{key: getattr(self, key).tolist() for key in maps}}
-
-
 class Separation(NamedTuple):
     """How well heads separate two groups of the same label: Cohen's d, and AUC (0.5: not at all)."""
 
@@ -268,76 +235,52 @@ class Separation(NamedTuple):
     auc: Measure
 
 
-def separation(
-    parts: NDArray[np.floating],
-    groups: NDArray[np.integer],
-    labels: NDArray[np.integer],
-    *,
-    clusters: Clusters = None,
-    names: tuple[str, str] = ("1", "0"),
-    classes: Sequence[str] = (),
-    level: float = 0.95,
-) -> Separation:
-    """Separate the groups by each head's part along a concept direction, [n, layers, heads]; else as `score_heads`."""
-    cells = check_cells(groups, labels, names, classes)
-    x = np.asarray(parts, dtype=np.float64).reshape(len(parts), -1)
-    # Cohen's d: the gap over the deviation within cells.
-    weight, centred = cells.weight, cells.centred(x)
-    gap, within = weight @ x, cells.within(centred)
+def separation(parts: NDArray[np.floating], cells: Cells, level: float = 0.95) -> Separation:
+    """Separate the groups of some cells by each head's part along a concept direction, [n, layers, heads]."""
+    shape, x = parts.shape[1:], np.asarray(parts, dtype=np.float64).reshape(len(parts), -1)
+    gap, centred, within, errors = cells.gap(x)
     within[within == 0] = 1.0  # a head that writes nothing along the direction
     d = gap / within
     of_spread = ((centred / within) ** 2 - 1) / (2 * (len(x) - len(cells.counts)))
-    d_errors = cluster_errors(weight[:, None] * centred / within - d * of_spread, clusters, cells.cell)
+    d_reach = cells.errors(cells.weight[:, None] * centred / within - d * of_spread).reach(level)
     # AUC, label by label.
-    auc, influence = np.zeros(x.shape[1]), np.zeros_like(x)
-    for label in range(cells.n_labels):
+    auc, influence, labels = np.zeros(x.shape[1]), np.zeros_like(x), len(cells.counts) // 2
+    for label in range(labels):
         first, second = (np.flatnonzero(cells.cell == 2 * label + group) for group in (1, 0))
         above = _share_below(x[first], x[second])  # [n1, heads]
         below = 1 - _share_below(x[second], x[first])
         area = above.mean(0)
-        auc += area / cells.n_labels
-        influence[first] = (above - area) / len(first) / cells.n_labels
-        influence[second] = (below - area) / len(second) / cells.n_labels
-    auc_errors = cluster_errors(influence, clusters, cells.cell)
-    # Under "no difference" the error of the gap, not that of d, decides: d's own grows with d.
-    d_p = cluster_errors(weight[:, None] * centred, clusters, cells.cell).p_values(gap)
-    d_reach, auc_reach = d_errors.reach(level), auc_errors.reach(level)
-    shape = parts.shape[1:]
+        auc += area / labels
+        influence[first] = (above - area) / len(first) / labels
+        influence[second] = (below - area) / len(second) / labels
+    auc_errors = cells.errors(influence)
+    auc_reach = auc_errors.reach(level)
     limits = np.maximum(auc - auc_reach, 0.0), np.minimum(auc + auc_reach, 1.0)
+    # Under "no difference" the error of the gap, not that of d, decides: d's own grows with d.
     return Separation(
-        _measure("Cohen's d", d, d - d_reach, d + d_reach, d_p, shape),
-        _measure("AUC", auc, *limits, auc_errors.p_values(auc - 0.5), shape),
+        Measure(name="Cohen's d", **_maps(d, d - d_reach, d + d_reach, errors.p_values(gap), shape)),
+        Measure(name="AUC", **_maps(auc, *limits, auc_errors.p_values(auc - 0.5), shape)),
     )
 
 
 def coupling(
-    concept: NDArray[np.floating],
-    evidence: NDArray[np.floating],
-    labels: NDArray[np.integer],
-    *,
-    clusters: Clusters = None,
-    level: float = 0.95,
+    concept: NDArray[np.floating], evidence: NDArray[np.floating], cells: Cells, level: float = 0.95
 ) -> Measure:
     """Correlation, given the label, of a head's part along the concept with its part in the evidence.
 
-    Both are [n, layers, heads]; the other arguments are those of `score_heads`.
+    Both are [n, layers, heads].
     """
-    n = len(concept)
-    label = np.unique(labels, return_inverse=True)[1]
-    a, b = (_standardised(np.asarray(x, dtype=np.float64).reshape(n, -1), label) for x in (concept, evidence))
+    n, label = len(concept), cells.cell // 2
+    a, b = (_centred(np.asarray(x, dtype=np.float64).reshape(n, -1), label) for x in (concept, evidence))
+    a, b = (x / np.where(x.std(0) > 0, x.std(0), 1.0) for x in (a, b))
     r = np.clip((a * b).mean(0), -1, 1)
-    errors = cluster_errors((a * b - r * (a**2 + b**2) / 2) / n, clusters)
     # Fisher's z keeps the interval inside −1 and 1.
     inside = np.clip(r, -1 + 1e-12, 1 - 1e-12)
+    errors = cluster_errors((a * b - r * (a**2 + b**2) / 2) / n, cells.clusters)
     reach = errors.reach(level) / (1 - inside**2)
-    low, high = np.tanh(np.arctanh(inside) - reach), np.tanh(np.arctanh(inside) + reach)
-    p = cluster_errors(a * b / n, clusters).p_values(r)
-    return _measure("coupling", r, low, high, p, concept.shape[1:])
-
-
-def _measure(name: str, value: FloatMap, low: FloatMap, high: FloatMap, p: FloatMap, shape: tuple[int, ...]) -> Measure:
-    maps = (value, low, high, p, stats.false_discovery_control(p))
-    return Measure(name, *(x.reshape(shape) for x in maps))
+    low, high = (np.tanh(np.arctanh(inside) + side * reach) for side in (-1, 1))
+    p = cluster_errors(a * b / n, cells.clusters).p_values(r)
+    return Measure(name="coupling", **_maps(r, low, high, p, concept.shape[1:]))
 
 
 def _share_below(x: FloatMap, others: FloatMap) -> FloatMap:
@@ -345,11 +288,3 @@ def _share_below(x: FloatMap, others: FloatMap) -> FloatMap:
     both = np.concatenate([x, others])
     overall = stats.rankdata(both, axis=0)[: len(x)]
     return np.asarray((overall - stats.rankdata(x, axis=0)) / len(others))
-
-
-def _standardised(x: FloatMap, label: NDArray[np.intp]) -> FloatMap:
-    counts = np.bincount(label)
-    one_hot = np.eye(len(counts))[label]
-    x = x - (one_hot.T @ x / counts[:, None])[label]
-    deviation = x.std(0)
-    return np.asarray(x / np.where(deviation > 0, deviation, 1.0))

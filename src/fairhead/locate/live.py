@@ -56,7 +56,7 @@ class Live:
         found = question.direct_map(~question.choosing & question.comparable, self.plan.level)
         return {
             "measure": found.to_dict()["measure"],
-            "values": found.gap.tolist(),
+            "values": found.value.tolist(),
             "share": found.share.tolist(),
             "significant": (found.p_adjusted <= 0.05).tolist(),
             "chosen": [list(head) for head in self.chosen],

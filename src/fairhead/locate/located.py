@@ -237,7 +237,7 @@ class Located(ABC):
             return f"{names_of(chosen)} {were} {how}. {count} {are} significant on the reporting half{which}."
         return (
             f"{count} selected heads confirmed on the other half{which}. ({names_of(chosen)}, of "
-            f"{self.head_map.gap.size} heads, {were} selected on one half of the {self.rows.noun}.)"
+            f"{self.head_map.value.size} heads, {were} selected on one half of the {self.rows.noun}.)"
         )
 
     def mapped(self, found: HeadMap | Mapping[str, Any], title: str, text: str = "") -> Section:
@@ -255,7 +255,7 @@ class Located(ABC):
     @property
     def _other_cards(self) -> list[Head]:
         """Heads that were not chosen and have a card, unless they are too many for one page."""
-        shape = self.head_map.gap.shape
+        shape = self.head_map.value.shape
         every = (Head(*head) for head in np.ndindex(shape))
         return [head for head in every if head not in self.ranked] if np.prod(shape) <= _CARDS else []
 

@@ -93,7 +93,7 @@ class PairLocated(Located):
             text = f"{opening}. No head contributes significantly to them in the selection half."
             return Sentence(text, "unclear")
         ranking = self.effect_map or whole
-        part = sum(ranking.gap[head] for head in self.ranked)
+        part = sum(ranking.value[head] for head in self.ranked)
         what = (
             "their direct contribution is" if self.effect_map is None else "the effects of editing each alone add up to"
         )
@@ -158,7 +158,7 @@ class PairLocated(Located):
         for name, found in ((name, found) for name, found in maps.items() if found is not None):
             ends = f"{signed(found.low[head])} to {signed(found.high[head])}"
             note = f"{ends}, adjusted p {p_value(float(found.p_adjusted[head]))}"
-            facts.append(Fact(name, signed(found.gap[head]), note))
+            facts.append(Fact(name, signed(found.value[head]), note))
         return facts
 
     def details(self) -> dict[str, Any]:
@@ -293,7 +293,7 @@ def parts_by_category(
             if len(chosen) >= _LEAST and len(np.unique(part.clusters)) > 1:
                 scored = part.score(together[chosen, None, None], terms.log_odds[chosen], level)
                 about = {"category": category, "value": value, "n": scored.n, "log_odds": scored.total}
-                ends = {"part": scored.gap, "low": scored.low, "high": scored.high}
+                ends = {"part": scored.value, "low": scored.low, "high": scored.high}
                 found.append({**about, **{name: float(x[0, 0]) for name, x in ends.items()}})
                 ps.append(float(scored.p[0, 0]))
     corrected = (1.0 if p is None else p for p in adjust(ps, "holm"))

@@ -20,7 +20,7 @@ from fairhead.language.benchmark import sample
 from fairhead.language.benchmarks import benchmark_of
 from fairhead.language.running import unseen
 from fairhead.locate.head_features import Array
-from fairhead.locate.head_maps import HeadMap, score_pairs
+from fairhead.locate.head_maps import HeadMap, pair_cells, score
 from fairhead.locate.locate_settings import LocatePlan
 from fairhead.locate.rows import halves
 from fairhead.locate.studies import Changes, Mask
@@ -95,9 +95,9 @@ class TextPairs:
 
     def score(self, parts: Array, total: Array, level: float = 0.95, measure: str | None = None) -> HeadMap:
         """The weighted mean of parts [n, layers, heads] of the log-odds [n]."""
-        measure = measure or f"direct contribution in the log-odds, {self.poles[0]} minus {self.poles[1]}"
-        how: dict[str, Any] = {"weights": self.weights, "clusters": self.clusters, "names": self.poles}
-        return score_pairs(parts, total, level=level, measure=measure, **how)
+        name = measure or f"direct contribution in the log-odds, {self.poles[0]} minus {self.poles[1]}"
+        cells = pair_cells(self.weights, self.clusters)
+        return score(parts, total, cells, level=level, correction="holm", name=name, unit="nats")
 
     def sums(
         self,

@@ -13,7 +13,7 @@ from fairhead.data import Dataset, Images, parse_spec
 from fairhead.errors import InputError
 from fairhead.locate.directions import evidence_of
 from fairhead.locate.head_features import Array
-from fairhead.locate.head_maps import Cells, HeadMap, check_cells, score_heads
+from fairhead.locate.head_maps import Cells, HeadMap, group_cells, score
 from fairhead.locate.locate_settings import LocatePlan, Source
 from fairhead.locate.prompts import Pole, Prompts, known_prompts
 from fairhead.locate.studies import Changes, Mask
@@ -73,7 +73,7 @@ class Evaluation:
     @property
     def cells(self) -> Cells:
         """The rows by label and group, where all are of either pole and each class has some of both."""
-        return check_cells(self.groups, self.labels, self.poles, self.classes)
+        return group_cells(self.groups, self.labels, self.poles, self.classes, clusters=self.clusters)
 
     def between(self, first: int, second: int) -> "Evaluation":
         """The same rows with other poles, by their places in `names`."""
@@ -112,8 +112,8 @@ class Evaluation:
 
     def score(self, parts: Array, total: Array, level: float = 0.95, measure: str | None = None) -> HeadMap:
         """The gap between the groups given the label, in parts [n, layers, heads] of a whole [n]."""
-        how: dict[str, Any] = {"clusters": self.clusters, "names": self.poles, "classes": self.classes, "level": level}
-        return score_heads(parts, total, self.groups, self.labels, measure=measure, **how)
+        name = measure or f"evidence gap given the label, {self.poles[0]} minus {self.poles[1]}"
+        return score(parts, total, self.cells, level=level, name=name)
 
     def evidence(self, read: Array) -> Array:
         """The evidence for the positive class in logits [n, C], [n]."""
@@ -123,7 +123,7 @@ class Evaluation:
         """The metrics of several logits [n, C] and the gaps of the evidence in them, each [k]."""
         found = dict(table_metrics(np.stack([self.counts(logits) for logits in reads]), MEASURED, MIN_CELL))
         scored = self._gaps(np.stack([self.evidence(logits) for logits in reads], axis=1))
-        return {**found, "evidence_gap": np.full(len(reads), np.nan) if scored is None else scored.gap[0]}
+        return {**found, "evidence_gap": np.full(len(reads), np.nan) if scored is None else scored.value[0]}
 
     def predicted(self, before: Array, after: Array, plan: LocatePlan, rows: int) -> float:
         """The upper end of the plan's gap with an edit in a new sample of so many `rows`, for the gap before seen here.
@@ -158,7 +158,7 @@ class Evaluation:
         found = self._gaps(np.column_stack([one, other, other - one]))
         if found is None:
             return []
-        a, b, value = (float(x) for x in found.gap[0])
+        a, b, value = (float(x) for x in found.value[0])
         low, high, p = (float(x[0, 2]) for x in (found.low, found.high, found.p))
         return [Difference("evidence_gap", self.group_by, a, b, value, low, high, found.n, p, p, ideal=0.0)]
 

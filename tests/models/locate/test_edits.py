@@ -20,7 +20,7 @@ from fairhead.locate.directions import Task
 from fairhead.locate.edits import HeadEdits, check_kind, erasing
 from fairhead.locate.gap_question import direct_effect
 from fairhead.locate.head_features import HeadMoments, collect
-from fairhead.locate.head_maps import Head, check_cells
+from fairhead.locate.head_maps import Head, group_cells
 from fairhead.locate.locate_settings import LocatePlan
 from fairhead.locate.passes import forward_passes
 from fairhead.locate.rows import MEASURED, Evaluation
@@ -61,7 +61,7 @@ def task():
 @pytest.fixture(scope="module")
 def learned(clip, images, groups):
     features = collect(Decomposer(clip), batches_of(images), 80)
-    return features, HeadEdits.learn(features, check_cells(*groups))
+    return features, HeadEdits.learn(features, group_cells(*groups))
 
 
 def test_projection_is_leace(learned, groups) -> None:
@@ -129,7 +129,7 @@ def test_direct_effect_of_the_last_layer_without_its_mlp_is_the_forward_pass_up_
     task = Task(task.classes, task.directions, np.zeros(2), "made")
     decomposer = Decomposer(model)
     features = collect(decomposer, batches_of(images), 80)
-    edits = HeadEdits.learn(features, check_cells(*groups))
+    edits = HeadEdits.learn(features, group_cells(*groups))
     direct = direct_effect(features, task, edits, kind)([[(1, 0), (1, 3)]])[0]
     (forward,) = forward_passes(decomposer, batches_of(images), task, edits, kind)([[(1, 0), (1, 3)]])
     assert np.abs(direct - task.logits(features.output)).max() > 0.01
@@ -159,7 +159,7 @@ def test_resampling_takes_other_rows(clip, images, learned, task) -> None:
 @pytest.mark.parametrize("kind", ["zero", "mean", "project", "splince@0.7", "gain"])
 def test_baked_weights_do_what_the_edit_does(clip, images, groups, kind, tmp_path) -> None:
     decomposer = Decomposer(clip)
-    edits = HeadEdits.learn_everywhere(decomposer, batches_of(images)(), check_cells(*groups))
+    edits = HeadEdits.learn_everywhere(decomposer, batches_of(images)(), group_cells(*groups))
     edits = edits.with_gains(np.full(edits.means.shape[:2], 0.3))
     with torch.no_grad(), fairhead.tap(clip.vision_model) as heads:
         edits.apply(heads, WHERE, kind, tokens=None)
@@ -221,7 +221,7 @@ def test_padding_has_no_part_in_means_of_all_tokens() -> None:
     family = FAMILIES["BERT"]
     model, batch = family.build("sdpa"), family.inputs()
     groups, labels = np.array([0, 1, 0, 1, 0, 1]), np.zeros(6, dtype=int)
-    edits = HeadEdits.learn_everywhere(Decomposer(model), [batch, batch], check_cells(groups, labels))
+    edits = HeadEdits.learn_everywhere(Decomposer(model), [batch, batch], group_cells(groups, labels))
     with torch.no_grad(), fairhead.tap(model) as heads:
         reading = heads.read("output")
         model(**batch)
@@ -232,7 +232,7 @@ def test_padding_has_no_part_in_means_of_all_tokens() -> None:
 
 
 def test_means_of_all_tokens_are_over_all_tokens(clip, images, groups) -> None:
-    edits = HeadEdits.learn_everywhere(Decomposer(clip), batches_of(images)(), check_cells(*groups))
+    edits = HeadEdits.learn_everywhere(Decomposer(clip), batches_of(images)(), group_cells(*groups))
     with torch.no_grad(), fairhead.tap(clip.vision_model) as heads:
         reading = heads.read("output")
         clip.vision_model(images)

@@ -18,7 +18,7 @@ from fairhead.locate.edits import HeadEdits
 from fairhead.locate.gains import _contrast, _Told, learn_gains, learn_told_gains
 from fairhead.locate.gap_question import GapQuestion
 from fairhead.locate.head_features import collect
-from fairhead.locate.head_maps import Head, check_cells
+from fairhead.locate.head_maps import Head, group_cells
 from fairhead.locate.locate_settings import LocatePlan
 from fairhead.locate.passes import RowPasses
 from fairhead.locate.rows import SURE, Evaluation, halves_of
@@ -37,7 +37,7 @@ def asked():
     choosing = halves_of(rows)
     concept = concept_from_images(features.output, bright, labels, name="shade", poles=("bright", "dark"))
     everywhere = HeadEdits.learn_everywhere(
-        decomposer, batches_of(pixels[choosing])(), check_cells(bright[choosing], labels[choosing])
+        decomposer, batches_of(pixels[choosing])(), group_cells(bright[choosing], labels[choosing])
     )
     passes = RowPasses(decomposer, lambda some: batches_of(pixels[some])(), task, everywhere)
     return GapQuestion(features, rows, task, concept, choosing=choosing, passes=passes)

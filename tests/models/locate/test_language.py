@@ -29,7 +29,7 @@ from fairhead.language.benchmarks import crows_pairs, stereoset
 from fairhead.language.scorer import Scorer
 from fairhead.locate.edits import TextEdits
 from fairhead.locate.engine import locate
-from fairhead.locate.head_maps import score_pairs
+from fairhead.locate.head_maps import pair_cells, score
 from fairhead.locate.locate_settings import LocatePlan
 from fairhead.locate.log_odds import encoded_texts, take_apart, whole
 from fairhead.locate.pair_question import PairQuestion
@@ -187,7 +187,7 @@ def test_logits_that_are_made_in_unknown_ways_are_refused() -> None:
 
 def test_the_planted_head_is_found_first_and_its_ablation_closes_the_gap(located) -> None:
     assert located.ranked[0] == PLANTED
-    assert np.abs(located.head_map.gap).argmax() == PLANTED[0] * HEADS + PLANTED[1]
+    assert np.abs(located.head_map.value).argmax() == PLANTED[0] * HEADS + PLANTED[1]
     assert located.rows.poles == ("stereotype", "anti-stereotype")
     assert located.head_map.share[PLANTED] == pytest.approx(1, abs=0.1)
     for study in located.studies:
@@ -216,8 +216,8 @@ def test_single_heads_by_forward_pass_find_it_too(planted) -> None:
     model, pairs, terms = planted
     found = ask(model, pairs, terms, rank="effect", forward=True, kinds=("mean",), count=1)
     assert found.ranked == (PLANTED,)
-    assert found.effect_map.gap[PLANTED] == pytest.approx(found.effect_map.total, abs=1e-4)
-    others = np.delete(found.effect_map.gap.ravel(), PLANTED[0] * HEADS + PLANTED[1])
+    assert found.effect_map.value[PLANTED] == pytest.approx(found.effect_map.total, abs=1e-4)
+    others = np.delete(found.effect_map.value.ravel(), PLANTED[0] * HEADS + PLANTED[1])
     assert np.abs(others).max() < 0.1 * found.effect_map.total
 
 
@@ -234,11 +234,11 @@ def test_a_null_model_gives_uniform_p_values() -> None:
     """Which text is called the stereotype is drawn at random: no head can have a part in that."""
     model = scorer(llama(noise=0.3))
     terms = take_apart(model, text_pairs(n=120))
-    rng = np.random.default_rng(1)
+    rng, alike = np.random.default_rng(1), pair_cells(np.ones(len(terms)))
     p = []
     for _ in range(400):
         sign = rng.choice([-1.0, 1.0], len(terms))
-        found = score_pairs(sign[:, None, None] * terms.heads, sign * terms.log_odds)
+        found = score(sign[:, None, None] * terms.heads, sign * terms.log_odds, alike)
         p.append(found.p.ravel()[rng.integers(LAYERS * HEADS)])  # heads of one draw are not independent
     assert stats.kstest(p, "uniform").pvalue > 0.01
     assert np.mean(np.array(p) < 0.05) < 0.09

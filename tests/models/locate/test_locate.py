@@ -15,7 +15,7 @@ from fairhead.locate.decompose import Decomposer
 from fairhead.locate.directions import classifier_task
 from fairhead.locate.edits import HeadEdits
 from fairhead.locate.head_features import collect
-from fairhead.locate.head_maps import Head, check_cells, score_heads, separation, top_heads
+from fairhead.locate.head_maps import Head, group_cells, score, separation, top_heads
 from fairhead.locate.studies import Ablation, layer_matched
 from fairhead.stats import Difference
 
@@ -40,7 +40,7 @@ def features_of(model, pixels, size=5):
 
 def selected(scores, count, per_layer=None):
     """Heads on the side of the total gap, in the order of layers."""
-    return tuple(sorted(top_heads(scores.gap * np.sign(scores.total), scores.p_adjusted, count, per_layer=per_layer)))
+    return tuple(sorted(top_heads(scores.value * np.sign(scores.total), scores.p_adjusted, count, per_layer=per_layer)))
 
 
 def test_head_evidence_and_the_other_terms_sum_to_the_logits():
@@ -77,7 +77,7 @@ def test_means_weigh_every_cell_the_same():
     model = vit()
     pixels, _, _ = pictures(12)
     groups, labels = np.array([0] * 7 + [1] * 5), np.array([0] * 5 + [1] * 2 + [0] * 2 + [1] * 3)
-    found = HeadEdits.learn(features_of(model, pixels, size=4), check_cells(groups, labels))
+    found = HeadEdits.learn(features_of(model, pixels, size=4), group_cells(groups, labels))
     with fairhead.tap(model) as heads:
         reading = heads.read("output", tokens=0)
         model(pixels)
@@ -91,10 +91,10 @@ def test_the_planted_head_is_found_first_and_its_ablation_closes_the_gap():
     model = planted_vit()
     pixels, bright, labels = pictures()
     features, task = features_of(model, pixels, size=100), classifier_task(model)
-    scores = score_heads(task.parts(features, 1), task.total(features.output, 1), bright, labels)
+    scores = score(task.parts(features, 1), task.total(features.output, 1), group_cells(bright, labels))
     assert selected(scores, 1) == (PLANTED,)
     assert scores.share[PLANTED] > 0.8
-    edits = HeadEdits.learn(features, check_cells(bright, labels))
+    edits = HeadEdits.learn(features, group_cells(bright, labels))
     fresh, bright, labels = pictures(seed=1)
     before = evidence_gap(model, fresh, bright, labels)
 
@@ -114,11 +114,11 @@ def test_scores_agree_with_scipy_where_rows_are_independent():
     n = 300
     groups = rng.integers(0, 2, n)
     evidence = rng.normal(size=(n, 1, 2)) + 0.4 * groups[:, None, None]
-    scores = score_heads(evidence, evidence.sum((1, 2)), groups, np.zeros(n, dtype=int))
+    scores = score(evidence, evidence.sum((1, 2)), group_cells(groups, np.zeros(n, dtype=int)))
     for head in range(2):
         a, b = evidence[groups == 1, 0, head], evidence[groups == 0, 0, head]
         welch = stats.ttest_ind(a, b, equal_var=False)
-        assert scores.gap[0, head] == pytest.approx(a.mean() - b.mean())
+        assert scores.value[0, head] == pytest.approx(a.mean() - b.mean())
         assert scores.p[0, head] == pytest.approx(welch.pvalue, rel=0.1)
         low, high = welch.confidence_interval()
         assert (scores.low[0, head], scores.high[0, head]) == pytest.approx((low, high), abs=0.01)
@@ -133,7 +133,7 @@ def test_scores_agree_with_a_paired_test_where_each_item_is_in_both_groups():
     pairs = items + rng.normal(size=(150, 2)) * 0.5 + np.array([0.0, 0.1])
     groups, clusters = np.tile([0, 1], 150), np.repeat(np.arange(150), 2)
     evidence = pairs.reshape(-1, 1, 1)
-    scores = score_heads(evidence, evidence[:, 0, 0], groups, np.zeros(300, dtype=int), clusters=clusters)
+    scores = score(evidence, evidence[:, 0, 0], group_cells(groups, np.zeros(300, dtype=int), clusters=clusters))
     paired = stats.ttest_rel(pairs[:, 1], pairs[:, 0])
     assert scores.p[0, 0] == pytest.approx(paired.pvalue, rel=1e-6)
     low, high = paired.confidence_interval()
@@ -147,15 +147,15 @@ def test_a_group_that_only_follows_the_label_has_no_gap():
     labels = rng.integers(0, 2, 2000)
     groups = (rng.random(2000) < np.where(labels == 1, 0.8, 0.2)).astype(int)
     evidence = (labels + 0.1 * rng.normal(size=2000))[:, None, None]
-    scores = score_heads(evidence, evidence[:, 0, 0], groups, labels)
-    assert abs(scores.gap[0, 0]) < 0.02 < abs(evidence[groups == 1].mean() - evidence[groups == 0].mean())
+    scores = score(evidence, evidence[:, 0, 0], group_cells(groups, labels))
+    assert abs(scores.value[0, 0]) < 0.02 < abs(evidence[groups == 1].mean() - evidence[groups == 0].mean())
 
 
 def test_p_values_are_uniform_where_there_is_nothing():
     rng = np.random.default_rng(3)
     evidence = rng.normal(size=(400, 10, 50))
     groups, labels = np.arange(400) % 2, np.arange(400) // 200
-    scores = score_heads(evidence, evidence.sum((1, 2)), groups, labels)
+    scores = score(evidence, evidence.sum((1, 2)), group_cells(groups, labels))
     assert stats.kstest(scores.p.ravel(), "uniform").pvalue > 0.01
     assert selected(scores, 4) == ()
 
@@ -165,12 +165,12 @@ def test_two_cells_are_compared_by_welchs_test():
     rng = np.random.default_rng(0)
     groups = np.repeat([1, 0], [10, 190])
     evidence = rng.normal(size=(200, 3, 4)) * np.where(groups == 1, 3.0, 1.0)[:, None, None]
-    found = score_heads(evidence, evidence.sum((1, 2)), groups, np.zeros(200, dtype=int))
+    found = score(evidence, evidence.sum((1, 2)), group_cells(groups, np.zeros(200, dtype=int)))
     welch = stats.ttest_ind(evidence[groups == 1], evidence[groups == 0], equal_var=False)
     np.testing.assert_allclose(found.p, welch.pvalue)
     ends = welch.confidence_interval(0.95)
     np.testing.assert_allclose([found.low, found.high], [ends.low, ends.high])
-    apart = separation(evidence, groups, np.zeros(200, dtype=int))
+    apart = separation(evidence, group_cells(groups, np.zeros(200, dtype=int)))
     np.testing.assert_allclose(apart.d.p, welch.pvalue)
 
 
@@ -182,7 +182,7 @@ def _claims(sizes, runs):
     found = 0
     for _ in range(runs):
         evidence = rng.normal(size=(len(groups), 12, 12))
-        found += bool((score_heads(evidence, evidence.sum((1, 2)), groups, labels).p_adjusted <= 0.05).any())
+        found += bool((score(evidence, evidence.sum((1, 2)), group_cells(groups, labels)).p_adjusted <= 0.05).any())
     return found
 
 
@@ -206,7 +206,7 @@ def test_selection_follows_the_side_of_the_total_and_the_limits():
     evidence = 0.1 * rng.normal(size=(400, 2, 4))
     for head, size in {(0, 0): -3.0, (1, 0): -2.0, (1, 1): -1.5, (1, 2): -1.0, (0, 3): 5.0}.items():
         evidence[:, head[0], head[1]] += size * groups
-    scores = score_heads(evidence, evidence.sum((1, 2)), groups, labels)
+    scores = score(evidence, evidence.sum((1, 2)), group_cells(groups, labels))
     assert scores.total < 0
     assert selected(scores, 3) == ((0, 0), (1, 0), (1, 1))
     assert selected(scores, 3, per_layer=1) == ((0, 0), (1, 0))
@@ -214,18 +214,10 @@ def test_selection_follows_the_side_of_the_total_and_the_limits():
 
 
 def test_scores_refuse_what_they_cannot_compare():
-    evidence, total = np.zeros((6, 1, 1)), np.zeros(6)
     with pytest.raises(InputError, match="'light' has 0 rows of the class 'yes'"):
-        score_heads(
-            evidence,
-            total,
-            np.array([0, 0, 1, 1, 0, 0]),
-            np.array([0, 0, 0, 0, 1, 1]),
-            names=("light", "dark"),
-            classes=("no", "yes"),
-        )
+        group_cells(np.array([0, 0, 1, 1, 0, 0]), np.array([0, 0, 0, 0, 1, 1]), ("light", "dark"), ("no", "yes"))
     with pytest.raises(InputError, match="two groups"):
-        score_heads(evidence, total, np.array([0, 1, 2, 0, 1, 2]), np.zeros(6, dtype=int))
+        group_cells(np.array([0, 1, 2, 0, 1, 2]), np.zeros(6, dtype=int))
 
 
 def test_controls_are_all_matched_sets_where_those_are_few():

@@ -10,7 +10,7 @@ from scipy import stats
 
 from fairhead.data.sentences import CrowsPair
 from fairhead.errors import InputError
-from fairhead.locate.head_maps import score_pairs
+from fairhead.locate.head_maps import pair_cells, score
 from fairhead.locate.locate_settings import LocatePlan
 from fairhead.locate.pair_question import PairQuestion
 from fairhead.locate.pair_rows import halves_of_pairs, pairs_of
@@ -18,7 +18,7 @@ from fairhead.locate.pair_rows import halves_of_pairs, pairs_of
 
 def test_holm_controls_the_whole_map() -> None:
     parts = np.random.default_rng(0).normal(size=(60, 3, 4))
-    found = score_pairs(parts, parts.sum((1, 2)))
+    found = score(parts, parts.sum((1, 2)), pair_cells(np.ones(len(parts))), correction="holm")
     t = stats.ttest_1samp(parts.reshape(60, -1), 0)
     np.testing.assert_allclose(found.p.ravel(), t.pvalue)
     ordered = np.sort(t.pvalue)
@@ -31,9 +31,9 @@ def test_holm_controls_the_whole_map() -> None:
 def test_clusters_widen_the_intervals() -> None:
     parts = np.repeat(np.random.default_rng(0).normal(size=(30, 1, 2)), 4, axis=0)
     total = parts.sum((1, 2))
-    alone = score_pairs(parts, total)
-    together = score_pairs(parts, total, clusters=np.repeat(np.arange(30), 4))
-    once = score_pairs(parts[::4], total[::4])
+    alone = score(parts, total, pair_cells(np.ones(120)))
+    together = score(parts, total, pair_cells(np.ones(120), np.repeat(np.arange(30), 4)))
+    once = score(parts[::4], total[::4], pair_cells(np.ones(30)))
     assert ((together.high - together.low) > 1.9 * (alone.high - alone.low)).all()
     np.testing.assert_allclose(together.high, once.high)
 

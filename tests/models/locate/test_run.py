@@ -19,7 +19,7 @@ from fairhead.locate.engine import locate
 from fairhead.locate.gap_question import GapQuestion
 from fairhead.locate.gap_words import beats
 from fairhead.locate.head_features import Features, Pool, collect
-from fairhead.locate.head_maps import Head, score_heads, separation
+from fairhead.locate.head_maps import Head, group_cells, score, separation
 from fairhead.locate.locate_settings import LocatePlan
 from fairhead.locate.located import outcome
 from fairhead.locate.passes import RowPasses, forward_passes
@@ -119,8 +119,8 @@ def test_a_head_that_acts_through_later_layers_is_found_by_its_effect_alone() ->
     reporting = np.flatnonzero(~found.choosing)
     (plain, without) = forward(reporting, found.edits, "mean")([(), [RELAYED]])
     lost = (plain - without)[:, 1] - (plain - without)[:, 0]
-    own = score_heads(lost[:, None, None], lost, bright[reporting], labels[reporting])
-    np.testing.assert_allclose(found.effect_map.gap[RELAYED], own.gap[0, 0], rtol=1e-6)
+    own = score(lost[:, None, None], lost, group_cells(bright[reporting], labels[reporting]))
+    np.testing.assert_allclose(found.effect_map.value[RELAYED], own.value[0, 0], rtol=1e-6)
     directly = locate(question, replace(by_effect, rank="gap", forward=False))
     assert RELAYED not in directly.ranked
     assert found.confirmed == (RELAYED,)
@@ -155,8 +155,8 @@ def test_heads_are_ranked_by_their_effect_on_one_half_and_reported_on_the_other(
     again = locate(question, replace(PLAN, rank="effect", kinds=("mean",), forward=True))
     assert again.ranked == (here,)
     assert again.effect_map is not None
-    assert again.effect_map.gap[here] == pytest.approx(0, abs=1e-9)
-    assert again.effect_map.gap[there] == pytest.approx(3)
+    assert again.effect_map.value[here] == pytest.approx(0, abs=1e-9)
+    assert again.effect_map.value[there] == pytest.approx(3)
     assert again.confirmed == ()
     assert again.verdict()[0].text.startswith("None of 1 selected heads confirmed on the other half.")
 
@@ -210,7 +210,7 @@ def test_heads_are_held_against_erasure_of_their_sum_and_of_the_whole_output(fou
         for part in (None, (PLANTED,))
     }
     assert gaps[None][1] == pytest.approx(0, abs=1e-6 * gaps[None][0])
-    assert gaps[PLANTED,][1] == pytest.approx(gaps[None][0] - abs(direct.gap[PLANTED]), abs=1e-5)
+    assert gaps[PLANTED,][1] == pytest.approx(gaps[None][0] - abs(direct.value[PLANTED]), abs=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_a_baseline_is_beaten_by_what_is_better_and_nowhere_worse(gap, accuracy,
 def test_a_part_that_rounds_to_nothing_has_no_sign(found) -> None:
     located = found[-1]
     assert located.head_map.has_total
-    nothing = -1e-6 * np.sign(located.head_map.total) * np.ones_like(located.head_map.gap)
+    nothing = -1e-6 * np.sign(located.head_map.total) * np.ones_like(located.head_map.value)
     small = replace(located, head_map=replace(located.head_map, gap=nothing, share=-1e-6 * np.ones_like(nothing)))
     assert "they make up 0 % of the gap" in small.verdict()[0].text
     fact = small.facts(small.ranked[0])[0]
@@ -303,8 +303,8 @@ def test_where_there_is_nothing_nothing_is_chosen() -> None:
     for _ in range(300):  # one head under many random groups: heads of one model are not independent of each other
         groups = rng.permutation(np.arange(300) % 2)
         parts = features.parts(task.evidence(1)[None])[..., 0]
-        scores = score_heads(parts, parts.sum((1, 2)), groups, labels)
-        apart = separation(parts, groups, labels)
+        scores = score(parts, parts.sum((1, 2)), group_cells(groups, labels))
+        apart = separation(parts, group_cells(groups, labels))
         p.append((scores.p[1, 2], apart.d.p[1, 2], apart.auc.p[1, 2]))
     for column in np.array(p).T:
         assert stats.kstest(column, "uniform").pvalue > 0.01
@@ -412,9 +412,9 @@ def test_estimates_agree_with_passes_and_the_best_are_run(found) -> None:
     assert whole.exact is None
     assert len(some.exact) == 2
     assert whole.ranked == some.ranked == (RELAYED,)
-    assert some.effect_map.gap[RELAYED] == pytest.approx(whole.effect_map.gap[RELAYED], rel=1e-6)
+    assert some.effect_map.value[RELAYED] == pytest.approx(whole.effect_map.value[RELAYED], rel=1e-6)
     others = [i for i in np.ndindex(LAYERS, HEADS) if i not in some.exact]
-    two = ([found.effect_map.gap[i] for i in others] for found in (some, whole))
+    two = ([found.effect_map.value[i] for i in others] for found in (some, whole))
     assert stats.spearmanr(*two).statistic > 0.9
     assert "estimated" in some.to_dict({})["single_heads"]["measure"]
 
@@ -481,11 +481,11 @@ def test_two_models_differ_in_the_head_that_one_of_them_lost(found) -> None:
     without = GapQuestion(other, evaluation, task, concept, **ask)
     two = compare_models(plain, without, "the other")
     assert two.changed[0] == PLANTED
-    assert two.difference.gap[PLANTED] == pytest.approx(-two.ours.gap[PLANTED])
+    assert two.difference.value[PLANTED] == pytest.approx(-two.ours.value[PLANTED])
     rows = ~located.choosing
     # The same as a paired comparison by hand, label by label.
     moved = (without.parts - plain.parts)[rows][:, *PLANTED]
-    own = score_heads(moved[:, None, None], moved, evaluation.groups[rows], evaluation.labels[rows])
+    own = score(moved[:, None, None], moved, group_cells(evaluation.groups[rows], evaluation.labels[rows]))
     assert two.difference.low[PLANTED] == pytest.approx(own.low[0, 0])
     assert two.verdict().tone == "good"
     nothing = compare_models(plain, plain, "itself")

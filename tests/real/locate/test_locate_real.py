@@ -16,7 +16,7 @@ from fairhead.data import Dataset, read
 from fairhead.locate.decompose import Decomposer, reads_of
 from fairhead.locate.directions import task_from_images
 from fairhead.locate.head_features import collect
-from fairhead.locate.head_maps import score_heads, top_heads
+from fairhead.locate.head_maps import group_cells, score, top_heads
 from fairhead.locate.locate_settings import Source
 from fairhead.locate.session import open_session
 from fairhead.locate.streams import Reads
@@ -127,9 +127,9 @@ def test_shuffled_groups_of_real_faces_leave_nothing(real_model, real_data) -> N
     rng, p, hits = np.random.default_rng(0), [], 0
     for _ in range(200):
         groups = rng.permutation(np.arange(n) % 2)
-        found = score_heads(parts, total, groups, labels)
+        found = score(parts, total, group_cells(groups, labels))
         p.append(found.p[11, 2])  # of one head: heads of one model are not independent of each other
-        hits += bool(top_heads(found.gap * np.sign(found.total), found.p_adjusted, 4))
+        hits += bool(top_heads(found.value * np.sign(found.total), found.p_adjusted, 4))
     assert stats.kstest(p, "uniform").pvalue > 0.01
     assert hits <= stats.binom.ppf(0.999, 200, 0.05), "more false findings than the false discovery rate allows"
 
@@ -151,8 +151,8 @@ def claims(features, share, skewed, runs):
         enough = np.bincount(2 * labels + groups, minlength=4).reshape(2, 2).min(1) >= 10
         kept = enough[labels]
         if kept.any():
-            of = score_heads(parts[kept], parts[kept].sum((1, 2)), groups[kept], labels[kept])
-            found.append(bool(top_heads(of.gap * np.sign(of.total), of.p_adjusted, 4)))
+            of = score(parts[kept], parts[kept].sum((1, 2)), group_cells(groups[kept], labels[kept]))
+            found.append(bool(top_heads(of.value * np.sign(of.total), of.p_adjusted, 4)))
     return sum(found), len(found)
 
 
