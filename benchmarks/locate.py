@@ -174,7 +174,7 @@ def scores_and_controls(rows: int) -> None:
 def effects_of_heads(arguments: argparse.Namespace) -> None:
     named = (arguments.model, arguments.data, "gender", arguments.task)
     source = Source(*named, limit=arguments.limit, device=arguments.device, batch_size=arguments.batch, tf32=True)
-    question = open_question(source, LocatePlan(rank="effect")).question
+    question = open_question(source, LocatePlan(rank="effect"))
     assert isinstance(question, GapQuestion)
     passes, at = question.passes, np.flatnonzero(question.choosing & question.comparable)[: arguments.effects]
     assert passes is not None

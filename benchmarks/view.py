@@ -19,7 +19,6 @@ from fairhead.locate.head_features import Features
 from fairhead.locate.live import Live
 from fairhead.locate.locate_settings import LocatePlan
 from fairhead.locate.rows import Evaluation
-from fairhead.locate.session import Opened
 from machine import machine
 
 ROWS, LAYERS, HEADS, WIDTH, OUT = 5_000, 12, 12, 64, 512
@@ -64,7 +63,7 @@ def main() -> None:
     """Time clicks."""
     print(f"{machine()}; load {os.getloadavg()[0]:.1f}")
     for classes in (2, 9):
-        live = Live(Opened(question(classes), {}, lambda *_: None, lambda _: np.zeros(0)), LocatePlan(), Path())
+        live = Live(question(classes), LocatePlan(), Path())
         rng = np.random.default_rng(1)
         for kind in ("mean", "project"):
             first = clicked(live, [[11, 3]], kind)

@@ -26,7 +26,7 @@ from fairhead import __version__
 from fairhead.bench.one_run import Mitigated
 from fairhead.data import Dataset
 from fairhead.discover.discovered import Discovered
-from fairhead.locate.answer import LocatedHeads
+from fairhead.locate.located import Located
 from fairhead.mitigate import method
 from fairhead.report import Report, write
 from fairhead.report.sections.audited import Audited
@@ -213,7 +213,7 @@ def _report(
     digits: Dataset,
     discovered: Discovered,  # clusters of all pictures, and the gap of the plain model between them
     auto: Mitigated,  # the run that tried and chose, compared with plain training on the test pictures
-    located: LocatedHeads,  # heads of the plain model that carry the shade
+    located: Located[Any],  # heads of the plain model that carry the shade
     made: Mapping[str, Any],  # how all that was made
 ) -> Report:
     """One page of what each verb reports about its own result."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fairhead.bench.one_run import Mitigated
     from fairhead.discover.discovered import Discovered
     from fairhead.language.benchmark import BenchmarkResult
-    from fairhead.locate.answer import LocatedHeads
+    from fairhead.locate.located import Located
     from fairhead.mitigate.language_result import MitigatedLanguage
     from fairhead.models.inputs import Predictions
 
@@ -241,7 +241,7 @@ def locate(
     beside: Any = None,
     progress: Callable[[str, int, int], None] | None = None,
     **options: Any,
-) -> "LocatedHeads":
+) -> "Located[Any]":
     """Find the heads that contribute to a gap, how certain that is, and what happens when they change.
 
     Args:
@@ -261,7 +261,7 @@ def locate(
         >>> if found.heads:  # empty if no head is significant  # doctest: +SKIP
         ...     found.save("edited")  # the model without these heads' contribution
     """
-    from fairhead.locate.answer import answer
+    from fairhead.locate.engine import answer
     from fairhead.locate.locate_settings import LocatePlan, Source
     from fairhead.models.load import device_named
 

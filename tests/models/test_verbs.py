@@ -238,7 +238,7 @@ def pairs(n=60):
 
 
 def test_a_seed_draws_both_the_halves_and_the_controls(monkeypatch):
-    monkeypatch.setattr("fairhead.locate.answer.answer", lambda source, plan, **how: (source.seed, plan.seed))
+    monkeypatch.setattr("fairhead.locate.engine.answer", lambda source, plan, **how: (source.seed, plan.seed))
     assert fairhead.locate("model", "crows:pairs.csv", seed=7) == (7, 7)
 
 

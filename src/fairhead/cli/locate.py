@@ -170,7 +170,8 @@ def _answered(
         if folder is not None:  # refuse a folder that cannot be written before the work
             refuse_others(folder, "headmap.json")
             context.with_resource(locked(folder))
-    from fairhead.locate.answer import answer, check_target
+    from fairhead.locate.engine import answer
+    from fairhead.locate.question import check_target
 
     if save is not None:
         check_target(save, source.model)
@@ -258,9 +259,9 @@ def view_command(
     from fairhead.report.model_card import name_of
 
     with progress() as told:
-        opened = open_question(asked.source, replace(asked.plan, forward=True), asked.features, told.tell)
+        question = open_question(asked.source, replace(asked.plan, forward=True), asked.features, told.tell)
     title = f"Heads of {name_of(str(asked.source.called))}, live"
-    server = serve(Live(opened, asked.plan, run, asked.chosen), title, port)
+    server = serve(Live(question, asked.plan, run, asked.chosen), title, port)
     typer.echo(f"{server.address}\nCtrl-C ends it.")
     if browser:
         typer.launch(server.address)

@@ -1,32 +1,32 @@
 """`locate`: from a question to a map of heads, the heads that carry the gap, and what changes without them.
 
-A question is about a gap between two poles: that in the evidence for a class between two groups of images or of texts
-(`GapQuestion`), or the log-odds of pairs of texts (`PairQuestion`). Heads are chosen on one half of the rows and
-reported on the other. Every figure of an edit is held against random heads. A direct effect changes the heads' own
-terms and nothing else: later layers and the norms' deviations stay as they were. It costs no forward pass, so hundreds
-of control sets take seconds. A full forward pass (`passes.py`) lets later layers answer.
+Heads are chosen on one half of the rows and reported on the other. Every figure of an edit is held against random
+heads. A direct effect changes the heads' own terms and nothing else: later layers and the norms' deviations stay as
+they were. It costs no forward pass, so hundreds of control sets take seconds. A full forward pass (`passes.py`) lets
+later layers answer.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fairhead import __version__
 from fairhead.errors import InputError
-from fairhead.locate.edits import HeadEdits, check_kind
-from fairhead.locate.head_features import Array
-from fairhead.locate.head_maps import Head, HeadMap, largest_first, mask_of, top_heads
-from fairhead.locate.locate_settings import RANKS, LocatePlan, Rank
-from fairhead.locate.located import Extremes, Located
+from fairhead.locate.added import compare_models, find_dose
+from fairhead.locate.gap_question import GapQuestion
+from fairhead.locate.head_maps import Head, HeadMap, gained, largest_first, mask_of, top_heads
+from fairhead.locate.locate_settings import LocatePlan, Source
+from fairhead.locate.located import Located
+from fairhead.locate.question import Question
+from fairhead.locate.rows import Evaluation
+from fairhead.locate.session import open_question
 from fairhead.locate.studies import (
     Controls,
     Edited,
     Mask,
-    Rows,
     Study,
     curve_sets,
     curves,
@@ -35,136 +35,52 @@ from fairhead.locate.studies import (
     single_head_effects,
     study,
 )
-from fairhead.records import Records
-from fairhead.stats import ALPHA, Correction, adjust
+from fairhead.models.places import config_of, find
+from fairhead.report.model_card import name_of
+from fairhead.stats import adjust
 
 _EXACT = 16  # heads that are run, where others are estimated
+OTHER_HALF = (
+    "The heads were chosen on other rows than the selection half of this run: some of those reported on here may have "
+    "been used for the choice. With the data, limit and seed of that run, the halves are the same."
+)
 
 
-class Scores(NamedTuple):
-    """What heads are ranked by, with p-values before any correction: [L, H] each."""
-
-    value: Array
-    p: Array
-    side: float | None = None  # the sign that is sought, or None for either
-
-    @property
-    def rank(self) -> Array:
-        """Larger is better."""
-        return np.abs(self.value) if self.side is None else self.value * self.side
-
-    def confirm(self, heads: Sequence[Head], chosen: "Scores | None") -> tuple[Head, ...]:
-        """Of some heads, those that are significant here and on the side that they were chosen for: Holm over them."""
-        p = adjust([float(self.p[head]) for head in heads], "holm")
-        side = np.full_like(self.value, 1.0 if self.side is None else self.side) if chosen is None else chosen.value
-        significant = [q is not None and q <= ALPHA for q in p]
-        return tuple(h for h, sure in zip(heads, significant, strict=True) if sure and self.value[h] * side[h] > 0)
-
-
-class Question(ABC):
-    """A gap, each head's direct contribution in it, and passes in which heads are edited."""
-
-    located: type[Located]  # what is found, and how it is told
-    kinds: tuple[str, ...]  # of edits that it knows
-    learned: tuple[str, ...] = ()  # further ones, that have to be asked for
-    ranks: tuple[str, ...] = RANKS  # that it knows
-    correction: Correction = "bh"  # of p-values over all heads, when heads are chosen
-    rows: Rows  # all n rows
-    choosing: Mask  # the half that heads are chosen on, [n] bool
-    comparable: Mask  # rows that a gap can be made of, [n] bool
-    parts: Array  # each head's direct contribution in a row's evidence, [n, L, H]
-    other_parts: Array  # those of the embedding and the MLPs, [n, M]
-    total: Array  # the evidence itself, [n]
-    edits: HeadEdits  # what is put in a head's place, learned on the selection half
-    gains: Array | None = None  # of the heads, [L, H], where they were learned
-    norms: Array | None = None  # how much each head writes, [L, H], for controls matched by it; None for none
-    baselines: tuple[str, ...] = ()  # edits of the whole output, which those of heads are compared with
-    notes: tuple[str, ...] = ()  # what was left out, in sentences
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Layers and heads."""
-        return self.parts.shape[1], self.parts.shape[2]
-
-    @property
-    def reported(self) -> NDArray[np.intp]:
-        """Positions of the reporting half."""
-        return np.flatnonzero(~self.choosing)
-
-    def direct_map(self, rows: Mask, level: float, others: bool = False) -> HeadMap:
-        """Each head's direct contribution in the gap of some rows, or that of the other terms as [1, M]."""
-        parts = self.other_parts[:, None] if others else self.parts
-        return self.rows.take(rows).score(parts[rows], self.total[rows], level)
-
-    @classmethod
-    def check(cls, plan: LocatePlan) -> None:
-        """Refuse a plan that this question cannot follow."""
-        if plan.rank not in (None, *cls.ranks):
-            raise InputError(f"rank is {plan.rank!r}; here it is {' or '.join(cls.ranks)}")
-        for kind in plan.kinds or ():
-            check_kind(kind, (*cls.kinds, *cls.learned))
-
-    def scores(self, found: HeadMap, rows: Mask, plan: LocatePlan) -> Scores:
-        """What heads are ranked by on some rows, whose map is `found`: direct contributions, or effects."""
-        return Scores(found.value, found.p, float(np.sign(found.total)))
-
-    def doubts(self, direct: HeadMap, plan: LocatePlan) -> list[str]:
-        """What makes the choice uncertain, in sentences."""
-        return []
-
-    def forward_kinds(self, kinds: Sequence[str]) -> Sequence[str]:
-        """The kinds of edits that full forward passes are made with."""
-        return kinds
-
-    @abstractmethod
-    def direct(self, kind: str, seed: int) -> Edited | None:
-        """Direct effects on the reporting half; None for a kind that has none without a pass."""
-
-    @abstractmethod
-    def forward(self, rows: NDArray[np.intp], kind: str) -> Edited:
-        """True forward passes over some rows; a set of heads that was run is not run again."""
-
-    def at_output(self, kind: str, heads: Sequence[Head] | None = None) -> Edited | None:
-        """What an edit of the whole output does to the reporting half, or of what some heads together add to it.
-
-        These are baselines of edits of heads; None for none.
-        """
-        return None
-
-    @property
-    @abstractmethod
-    def fast(self) -> bool:
-        """Whether one pass for each head is affordable: on a GPU it is."""
-
-    @property
-    def default_rank(self) -> Rank:
-        """What heads are ranked by where nobody says."""
-        return "effect" if self.fast else "gap"
-
-    def estimate(self, rows: NDArray[np.intp], kind: str) -> Array | None:
-        """What the evidence of some rows loses without each head alone, estimated, [n, L, H]; None where it cannot."""
-        return None
-
-    @abstractmethod
-    def forward_notes(self, edited: Edited | None) -> list[str]:
-        """What should be known of the passes that were made over the reporting half, if any were."""
-
-    def records(self, studies: Sequence[Study]) -> Mapping[str, Records]:
-        """Predictions of the reporting half for an audit, by the name of their file; none where rows have no labels."""
-        return {}
-
-    @abstractmethod
-    def extremes(self, head: Head, count: int | None) -> Extremes:
-        """Rows at the ends of a head."""
-
-    @abstractmethod
-    def details(self, ranked: tuple[Head, ...], plan: LocatePlan) -> dict[str, Any]:
-        """What `located` has of the selected heads beside what every gap has, by field."""
+def answer(
+    source: Source,  # model, data and what is asked of them
+    plan: LocatePlan,  # how heads are chosen and tested
+    *,
+    heads: Sequence[tuple[int, int]] | None = None,  # to be tested; None chooses them
+    chosen_on: str | None = None,  # a hash of the rows that these were chosen on, where it is known
+    features: str | None = None,  # folder that keeps the heads' terms
+    progress: Callable[[str, int, int], None] | None = None,  # called with (stage, done, all)
+    provenance: Mapping[str, Any] | None = None,  # anything else worth keeping, such as the command
+) -> Located[Any]:
+    """Ask a question and answer it."""
+    if source.against is not None:  # a mistake there should not wait for the work
+        config_of(find(source.against))
+    question = open_question(source, plan, features, progress, heads)
+    found = locate(question, plan, heads if question.gains is None else gained(question.gains))
+    if plan.target is not None and found.ranked and isinstance(question, GapQuestion) and question.gains is None:
+        found = replace(found, doses=find_dose(question, found.ranked, plan))
+    if source.against is not None:
+        rows = question.rows
+        positive = rows.classes[rows.positive] if isinstance(rows, Evaluation) else None
+        same = replace(source, model=source.against, against=None, evidence=positive, beside=None)
+        folder = None if features is None else f"{features}-against"
+        other = open_question(same, replace(plan, rank="gap", forward=False, kinds=None), folder, progress)
+        found = replace(found, beside=compare_models(question, other, name_of(source.against), plan.level))
+    if chosen_on is not None:
+        moved = chosen_on != found.half_sha256
+        found = replace(
+            found, origin="taken from a head map", notes=(*found.notes, OTHER_HALF) if moved else found.notes
+        )
+    return replace(found, provenance={"version": __version__, **(provenance or {}), **question.provenance})
 
 
 def locate(
-    question: Question, plan: LocatePlan | None = None, heads: Sequence[tuple[int, int]] | None = None
-) -> Located:
+    question: Question[Any], plan: LocatePlan | None = None, heads: Sequence[tuple[int, int]] | None = None
+) -> Located[Any]:
     """Find the heads that carry a gap, or test known `heads` (best first), and say what happens without them."""
     plan = plan or LocatePlan()
     plan = replace(plan, rank=plan.rank or question.default_rank)
@@ -198,9 +114,9 @@ def locate(
     notes += proof.notes
     if plan.forward and (ranked or by_effect):
         notes += question.forward_notes(proof.passes)
-    return question.located(
-        rows=question.rows,
-        choosing=question.choosing,
+    found: Located[Any] = question.located(
+        question=question,
+        plan=plan,
         head_map=head_map,
         other_map=question.direct_map(telling, plan.level, others=True),
         effect_map=effect_map,
@@ -209,17 +125,16 @@ def locate(
         studies=tuple(proof.studies),
         curves=proof.curves,
         extremes=tuple(question.extremes(head, plan.extremes) for head in ranked),
-        edits=question.edits,
         notes=tuple(notes),
-        gains=question.gains,
         confirmed=confirmed,
         chosen_here=heads is None,
         **question.details(ranked, plan),
     )
+    return found
 
 
 def effects(
-    question: Question, rows: Mask, plan: LocatePlan, kind: str, exact: tuple[Head, ...] | None = None
+    question: Question[Any], rows: Mask, plan: LocatePlan, kind: str, exact: tuple[Head, ...] | None = None
 ) -> tuple[HeadMap, tuple[Head, ...] | None]:
     """What the gap of some rows loses without each head alone, and the heads that were run; None for all.
 
@@ -250,7 +165,7 @@ class Proof:
     notes: list[str] = field(default_factory=list)  # what should be known, in sentences
 
 
-def prove(question: Question, ranked: tuple[Head, ...], plan: LocatePlan) -> Proof:
+def prove(question: Question[Any], ranked: tuple[Head, ...], plan: LocatePlan) -> Proof:
     """Edit the selected heads and random ones on the reporting half, in every way that was asked for."""
     found = Proof()
     if not ranked:

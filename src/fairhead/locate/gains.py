@@ -23,7 +23,7 @@ from fairhead.errors import InputError
 from fairhead.locate.directions import balanced_weights
 from fairhead.locate.gap_question import GapQuestion
 from fairhead.locate.head_features import Array
-from fairhead.locate.head_maps import Head, largest_first, mask_of
+from fairhead.locate.head_maps import Head, gained, mask_of
 from fairhead.locate.locate_settings import LocatePlan
 from fairhead.locate.rows import MIN_CELL, SURE, Evaluation, halves
 from fairhead.report.wording import metric_name
@@ -79,7 +79,7 @@ def learn_gains(
             moves, free = _solve(logits, lost, labels, weights, most, free)
             trial = best * (1 - moves)
     values = np.where(np.abs(best - 1) < 1e-6, 1.0, best)
-    return Gains(values, tuple(_moved(values)), clusters, first, least)
+    return Gains(values, gained(values), clusters, first, least)
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def learn_told_gains(
         before, gap = (abs(float(x)) for x in figures[metric])
         upper = rows.predicted(plain, logits, plan, len(question.reported))
         reached, accuracy = upper <= plan.share_left * before, float(figures["accuracy"][1])
-        heads_moved = tuple(_moved(values))
+        heads_moved = gained(values)
         tried.append(ToldGains(values, heads_moved, weight, metric, before, gap, upper, reached, accuracy))
         if reached:
             return tried[-1]
@@ -278,15 +278,10 @@ def _first_order(question: GapQuestion, at: NDArray[np.intp], gains: Array, slop
     classes = [1] if len(task.classes) == 2 else list(range(len(task.classes)))
     wanted = [partial(task.slope, positive=c) for c in classes] if slopes else []
     there = replace(passes, everywhere=passes.everywhere.with_gains(gains))
-    found = there.estimate(at, question.edits, "mean", wanted, _moved(gains))
+    found = there.estimate(at, question.edits, "mean", wanted, gained(gains))
     lost = found.lost if len(classes) > 1 else np.concatenate([0 * found.lost, found.lost], -1)
     # Evidence is a logit against the mean of the others: (C − 1) / C of it is the logit, up to what all share.
     return task.logits(found.output), lost * (1.0 if len(classes) == 1 else 1 - 1 / len(classes))
-
-
-def _moved(values: Array) -> list[Head]:
-    """Heads whose gain is not 1, the farthest from it first."""
-    return [head for head in largest_first(np.abs(values - 1)) if values[head] != 1]
 
 
 def _solve(

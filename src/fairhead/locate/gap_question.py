@@ -4,24 +4,27 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
+from fairhead.data import Images
 from fairhead.errors import InputError, check_known
+from fairhead.locate.decompose import Decomposer
 from fairhead.locate.directions import Concept, Task, balanced_weights, fit_logistic
 from fairhead.locate.edits import HeadEdits, check_kind
-from fairhead.locate.engine import Question, Scores
 from fairhead.locate.gap_words import GapLocated
 from fairhead.locate.head_features import Array, Features, HeadMoments, HeadTexts, Pool, Pooled, text_spans
 from fairhead.locate.head_maps import Head, HeadMap, Measure, Separation, coupling, separation
 from fairhead.locate.locate_settings import LocatePlan, Rank
-from fairhead.locate.located import Extremes
 from fairhead.locate.passes import RowPasses
+from fairhead.locate.question import Extremes, Question, Scores, Writable
 from fairhead.locate.rows import Evaluation, comparable_rows, halves_of
 from fairhead.locate.studies import Edited, Mask, Study
+from fairhead.models.inputs import RowInputs
 from fairhead.records import Records
 
 NO_TEXTS = "the rank sum needs texts, those of the attribute among them: add --texts, and a text side"
@@ -44,7 +47,7 @@ def direct_effect(features: Features, task: Task, edits: HeadEdits, kind: str = 
     return lambda sets: [sum((change[tuple(head)] for head in some), before) for some in sets]
 
 
-class GapQuestion(Question):
+class GapQuestion(Question[Evaluation]):
     """The gap between two groups in the evidence for a class."""
 
     located = GapLocated
@@ -68,6 +71,7 @@ class GapQuestion(Question):
         refit: Callable[[Mask], Concept] | None = None,
         passes: RowPasses | None = None,  # full forward passes over some rows; None where none are asked for
         seed: int = 0,  # of the halves
+        inputs: RowInputs | None = None,  # the model and its rows, which an edit is saved from; None where none is
     ) -> None:
         if len(features) != len(evaluation) or evaluation.classes != task.classes:
             raise InputError(
@@ -76,7 +80,8 @@ class GapQuestion(Question):
                 "agree"
             )
         self.features, self.task, self.concept, self.pool, self.passes = features, task, concept, pool, passes
-        self.refit = refit
+        self.refit, self.inputs = refit, inputs
+        self.images = inputs.items if inputs is not None and isinstance(inputs.items, Images) else None
         self.choosing = halves_of(evaluation, seed) if choosing is None else choosing
         self.comparable, notes = comparable_rows(evaluation, self.choosing)
         seen = evaluation.take(self.choosing)
@@ -86,7 +91,7 @@ class GapQuestion(Question):
         learning = self.choosing & self.comparable
         part = replace(evaluation.take(learning), positive=number)
         whole = part.score(self.total[learning, None, None], self.total[learning]).total
-        self.rows: Evaluation = replace(evaluation, positive=number, sign=-1.0 if whole < 0 else 1.0)
+        self.rows = replace(evaluation, positive=number, sign=-1.0 if whole < 0 else 1.0)
         self.along = features.parts(concept.vector[None])[..., 0]  # the concept, [n, L, H]
         self.edits = HeadEdits.learn(features.take(learning), part.cells)
         if self.edits.shrinkage > 0.2:
@@ -265,6 +270,22 @@ class GapQuestion(Question):
         if studies:
             main = next((s for s in studies if s.way == "forward"), studies[0])
             found["records-edited"] = judged.records(main.after)
+        return found
+
+    def writable(self) -> Writable:
+        """The model, where edits are of all tokens: weights act on every one."""
+        if self.inputs is None or self.passes is None or self.passes.everywhere is None:
+            raise InputError("weights act on every token, and this edit was made at the first alone: use all tokens")
+        return Writable(self.inputs.model, self.inputs.beside, self.passes.everywhere)
+
+    def of_saved(self, folder: Path) -> "GapQuestion":
+        """The same rows, read by the saved model."""
+        found, given, passes = copy.copy(self), self.inputs, self.passes
+        assert given is not None
+        assert passes is not None
+        found.inputs = type(given)(str(folder), given.items, given.batch_size, str(given.loaded.device))
+        decomposer = Decomposer(found.inputs.model, passes.decomposer.token, passes.decomposer.unit)
+        found.passes = replace(passes, decomposer=decomposer, batches=found.inputs.batches)
         return found
 
     def extremes(self, head: Head, count: int | None) -> Extremes:

@@ -10,9 +10,10 @@ from fairhead.data import Images
 from fairhead.locate.directions import Concept, Task
 from fairhead.locate.head_features import HeadTexts
 from fairhead.locate.head_maps import Head, HeadMap, Measure, Separation
-from fairhead.locate.located import Extremes, Located, among_controls, interval, outcome, written
+from fairhead.locate.located import Located
+from fairhead.locate.question import Extremes
 from fairhead.locate.rows import Evaluation
-from fairhead.locate.studies import Changes, Study
+from fairhead.locate.studies import Changes, Study, among_controls, interval, outcome, written
 from fairhead.report.page import Sentence
 from fairhead.report.sections import Section
 from fairhead.report.sections.attention_sections import picture_address
@@ -30,10 +31,9 @@ STAND_IN = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class GapLocated(Located):
+class GapLocated(Located[Evaluation]):
     """What is found of a gap between groups."""
 
-    rows: Evaluation
     concept: Concept  # the attribute's direction
     task: Task  # classes as directions
     separation: Separation  # Cohen's d and AUC along the concept, on the reporting half
@@ -59,22 +59,23 @@ class GapLocated(Located):
     @property
     def evidence(self) -> str:
         """The class whose evidence was looked at, in words: “yes” (Smiling)."""
-        name = f"“{self.rows.classes[self.rows.positive]}”"
-        return f"{name} ({self.rows.target})" if self.rows.target else name
+        name = f"“{self.question.rows.classes[self.question.rows.positive]}”"
+        return f"{name} ({self.question.rows.target})" if self.question.rows.target else name
 
     @property
     def title(self) -> str:
         """Of the report."""
-        task = f" in the task “{self.rows.target}”" if self.rows.target else ""
+        task = f" in the task “{self.question.rows.target}”" if self.question.rows.target else ""
         return f"Heads that contribute to {self.concept.name}{task}"
 
     @property
-    def question(self) -> str:
+    def asked(self) -> str:
         """What is asked."""
         first, second = self.concept.poles
-        by = f" by {self.rows.target}" if self.rows.target else ""
+        rows = self.question.rows
+        by = f" by {rows.target}" if rows.target else ""
         return (
-            f"A model classifies {self.rows.noun}{by} into {', '.join(self.task.classes)} ({self.task.origin}). Which "
+            f"A model classifies {rows.noun}{by} into {', '.join(self.task.classes)} ({self.task.origin}). Which "
             f"attention heads contribute to a difference between {first} and {second} in the evidence for "
             f"{self.evidence}, and what happens to the gaps when those heads change? All attributes are perceived ones."
         )
@@ -179,7 +180,7 @@ class GapLocated(Located):
 
     def done(self) -> str:
         """How it was found."""
-        n, noun = (int(self.choosing.sum()), int((~self.choosing).sum())), self.rows.noun
+        n, noun = (int(self.question.choosing.sum()), int((~self.question.choosing).sum())), self.question.rows.noun
         origin = f"selected on {n[0]} {noun}" if self.chosen_here else self.origin
         learned = "the first" if self.chosen_here else f"the other {n[0]}"
         text = (
@@ -212,9 +213,9 @@ class GapLocated(Located):
                 alike = signed(float(np.corrcoef(lost, direct)[0, 1]), 2)
                 text += f" Over all heads, this and the direct contribution correlate by {alike}."
             maps["Effect"] = self.mapped(self.effect_map, f"How much {of} shrinks without each head", text)
-        if self.gains is not None:
+        if self.question.gains is not None:
             text = "Each head's gain minus 1; most gains are 1."
-            about = {"measure": "gain − 1", "unit": "", "values": (self.gains - 1).tolist()}
+            about = {"measure": "gain − 1", "unit": "", "values": (self.question.gains - 1).tolist()}
             maps["Gain"] = self.mapped(about, "Gains of the heads (the edit)", text)
         d = self.separation.d
         along = {
@@ -263,12 +264,12 @@ class GapLocated(Located):
 
     def details(self) -> dict[str, Any]:
         """Concept, task, and what was measured along the concept."""
-        concept, task, ids = self.concept, self.task, self.rows.ids
+        concept, task, ids = self.concept, self.task, self.question.rows.ids
 
         def named(rows: tuple[int, ...]) -> list[str | int]:
             return [i if ids is None else str(ids[i]) for i in rows]
 
-        positive = self.rows.classes[self.rows.positive]
+        positive = self.question.rows.classes[self.question.rows.positive]
         return {
             "concept": {"name": concept.name, "poles": list(concept.poles), "origin": concept.origin, **concept.detail},
             "task": {"classes": list(task.classes), "origin": task.origin, "evidence_for": positive},

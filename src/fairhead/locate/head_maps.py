@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from fairhead.errors import InputError
+from fairhead.report.wording import head_name
 from fairhead.stats import ALPHA, Correction, adjust
 from fairhead.stats.clusters import ClusterErrors, cluster_errors
 
@@ -78,6 +79,22 @@ class HeadMap(Measure):
             **{name: getattr(self, name) for name in ("total", "total_low", "total_high", "n", "clusters")},
             "selected": [list(head) for head in self.selected],
         }
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row a head."""
+        return [
+            {
+                "layer": layer,
+                "head": head,
+                "name": head_name(layer, head),
+                "gap": float(self.value[layer, head]),
+                "low": float(self.low[layer, head]),
+                "high": float(self.high[layer, head]),
+                "p_adjusted": float(self.p_adjusted[layer, head]),
+                "selected": (layer, head) in self.selected,
+            }
+            for layer, head in np.ndindex(self.value.shape)
+        ]
 
 
 class Gap(NamedTuple):
@@ -201,6 +218,11 @@ def largest_first(rank: FloatMap) -> list[Head]:
     """All heads by their rank [layers, heads], the largest first."""
     order = np.argsort(-rank, axis=None, kind="stable")
     return [Head(int(layer), int(head)) for layer, head in zip(*np.unravel_index(order, rank.shape), strict=True)]
+
+
+def gained(gains: FloatMap) -> tuple[Head, ...]:
+    """Heads whose gain [layers, heads] is not 1, the farthest from it first."""
+    return tuple(head for head in largest_first(np.abs(gains - 1)) if gains[head] != 1)
 
 
 def mask_of(heads: Sequence[tuple[int, int]], shape: tuple[int, int]) -> NDArray[np.bool_]:

@@ -22,7 +22,7 @@ from fairhead.locate.edits import parsed
 from fairhead.locate.head_maps import Head
 from fairhead.locate.locate_settings import LocatePlan
 from fairhead.locate.located import finite
-from fairhead.locate.session import Opened
+from fairhead.locate.question import Question
 from fairhead.locate.studies import Edited, layer_matched
 from fairhead.report.form import is_head
 from fairhead.report.markup import fill
@@ -40,9 +40,10 @@ class Live:
     Edited models are saved to `folder`; the heads that `locate` has `chosen` are marked on the map.
     """
 
-    def __init__(self, opened: Opened, plan: LocatePlan, folder: Path, chosen: Sequence[tuple[int, int]] = ()) -> None:
-        self.opened, self.plan, self.folder, self.chosen = opened, plan, folder, tuple(chosen)
-        self.question = opened.question
+    def __init__(
+        self, question: Question[Any], plan: LocatePlan, folder: Path, chosen: Sequence[tuple[int, int]] = ()
+    ) -> None:
+        self.question, self.plan, self.folder, self.chosen = question, plan, folder, tuple(chosen)
         self.rows = self.question.rows.take(self.question.reported)
         self.shown = self.question.located.in_table  # the figures that the report of such a question tells
         self.kinds = tuple(kind for kind in self.question.kinds if kind != "resample")
@@ -121,7 +122,7 @@ class Live:
         with self._one_at_a_time:
             if place.exists():
                 raise InputError(f"{place} is there already: choose another name")
-            self.opened.save(place, chosen, kind)
+            self.question.save(place, chosen, kind)
         return {"folder": str(place)}
 
     def _effects(self, kind: str) -> Edited:

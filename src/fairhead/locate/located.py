@@ -1,28 +1,34 @@
-"""What was located, and how it is told: JSON, verdict and report. Each kind of gap adds figures and sentences."""
+"""What was located: JSON, verdict, report, and a saved edit. Each kind of gap adds figures and sentences."""
 
 import hashlib
 import platform
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Protocol, Self
 
 import numpy as np
-from numpy.typing import NDArray
+from rich.console import Console
+from rich.markup import escape
 
 from fairhead import __version__
 from fairhead.data import Images
-from fairhead.locate.edits import HeadEdits, parsed
-from fairhead.locate.head_features import Array
+from fairhead.errors import InputError, UnsupportedModel
+from fairhead.locate.edits import parsed
 from fairhead.locate.head_maps import Head, HeadMap
-from fairhead.locate.studies import Ablation, Mask, Rows, Study
-from fairhead.report.page import Report, Sentence
+from fairhead.locate.locate_settings import LocatePlan
+from fairhead.locate.question import Extremes, Question, R, check_target, edited_title
+from fairhead.locate.studies import Controls, Study, study
+from fairhead.report import TONES, Result, terminal
+from fairhead.report.model_card import Card, name_of
+from fairhead.report.page import Report, Sentence, write
 from fairhead.report.sections import Section
 from fairhead.report.sections.changes import Compared
 from fairhead.report.sections.headmap import Fact, HeadCard, Headmaps, TopHeads
 from fairhead.report.sections.plain import Curve, PlainTable, PlainTables, Step, Steps, Text
-from fairhead.report.wording import head_name, metric_name, number, p_value, signed
-from fairhead.stats import ALPHA, Difference, p_text
+from fairhead.report.wording import head_name, head_names, metric_name, number, p_value, signed
+from fairhead.store import write_json
 
 SCHEMA = "fairhead.headmap/1"
 # How an edit was made: of one study, and of curves.
@@ -33,21 +39,7 @@ WAYS = {
     "output": ("of the whole output, instead of heads", "the whole output"),
 }
 _CARDS = 400  # heads that have a card each on a page
-
-
-class Extremes(NamedTuple):
-    """Rows at the ends of a head, by position: most towards the first pole, and towards the second."""
-
-    head: Head
-    most: tuple[int, ...]
-    least: tuple[int, ...]
-
-    @classmethod
-    def of(cls, head: Head, parts: Array, count: int, rows: NDArray[np.intp] | None = None) -> "Extremes":
-        """Of the head's parts [n]; `rows` [n] are their positions."""
-        order = np.argsort(parts, kind="stable")
-        order = order if rows is None else rows[order]
-        return cls(head, tuple(order[::-1][:count].tolist()), tuple(order[:count].tolist()))
+_SAME = 1e-3  # of what a model puts out: what saving and loading it may change
 
 
 class Added(Protocol):
@@ -68,11 +60,11 @@ class Beside(Added, Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Located(ABC):
-    """What `locate` finds. Maps and figures are of the reporting half."""
+class Located(Result, ABC, Generic[R]):
+    """What `locate` finds: it is shown, written, and its edit saved as a model. Figures are of the reporting half."""
 
-    rows: Rows  # all rows, of both halves
-    choosing: Mask  # those of the selection half, [n] bool
+    question: Question[R]  # what was asked, of which rows and model
+    plan: LocatePlan  # how heads were chosen and tested
     head_map: HeadMap  # each head's direct contribution in the gap, the selected heads marked
     other_map: HeadMap  # parts of the embedding and the MLPs, [1, M]
     # What the gap loses without each head alone, in forward passes; None unless ranked by it
@@ -82,15 +74,14 @@ class Located(ABC):
     studies: tuple[Study, ...]  # effects of editing them; empty where none was chosen
     curves: Mapping[str, dict[str, Any]]  # dose–response curves of the first study of either way, direct and forward
     extremes: tuple[Extremes, ...]  # rows at the ends of each chosen head
-    edits: HeadEdits  # what was learned for editing heads, on the selection half
     notes: tuple[str, ...]  # what should be known, in sentences
-    gains: Array | None = None  # of the heads, [L, H], where the edit is that
     doses: Added | None = None  # the cheapest edit that reaches a wanted gap, where one was wanted
     beside: Beside | None = None  # the head map of another model, where one was given
     # Of the selected heads, those that are significant in the reporting half, too: Holm over the chosen ones alone
     confirmed: tuple[Head, ...] = ()
     chosen_here: bool = True  # whether the heads were chosen on the selection half
     origin: str = "named"  # what they were where they were not
+    provenance: Mapping[str, Any] = field(default_factory=dict)  # where model and rows come from, and the command
 
     shown: ClassVar[tuple[str, ...]]  # figures that have a section of their own
     in_table: ClassVar[tuple[str, ...]]  # those in the table of effects
@@ -107,7 +98,7 @@ class Located(ABC):
 
     @property
     @abstractmethod
-    def question(self) -> str:
+    def asked(self) -> str:
         """What is asked."""
 
     @abstractmethod
@@ -150,27 +141,32 @@ class Located(ABC):
         """What the page tells below the cards."""
         return []
 
+    @property
+    def heads(self) -> tuple[tuple[int, int], ...]:
+        """The selected heads as (layer, head), the best first."""
+        return tuple((int(layer), int(head)) for layer, head in self.ranked)
+
+    @property
+    def kind(self) -> str:
+        """Of the edit that is reported first, and saved."""
+        return (self.plan.kinds or self.question.kinds)[0]
+
     def verdict(self) -> list[Sentence]:
         """Sentences with their tone, each decided by intervals and controls."""
         beside = [] if self.beside is None else [self.beside.verdict()]
         return [self.opening(), *beside, *map(self.effect, self._told), *self.baseline()]
 
-    def report(
-        self, provenance: Mapping[str, Any], *, images: Images | None = None, notes: Sequence[str] = ()
-    ) -> Report:
-        """The report; with `images`, those at the ends of each head's axis are shown."""
-        maps = self.maps()
+    def page(self, images: bool = True) -> Report:
+        """The report; with `images`, those at the ends of each head's axis are shown, where rows are images."""
+        maps, how = self.maps(), "\n\n".join([self.done(), *self.notes, *self.limits])
         sections: list[Section] = [
-            Text(
-                title="How heads were selected and tested",
-                text="\n\n".join([self.done(), *notes, *self.notes, *self.limits]),
-            ),
+            Text(title="How heads were selected and tested", text=how),
             Headmaps(title="Head maps", names=list(maps), maps=list(maps.values())),
             *([] if self.beside is None else self.beside.sections()),
         ]
         if self.ranked:
             effects, beside = self._effects(), self.baseline_table()
-            sections += [self._cards(images), *self.sections()]
+            sections += [self._cards(self.question.images if images else None), *self.sections()]
             sections.append(PlainTables(title="Effects of editing the selected heads", tables=[effects]))
             for study in self._told:
                 sections += self._study_sections(study)
@@ -180,20 +176,20 @@ class Located(ABC):
             sections += [_curve_section(found, way) for way, found in self.curves.items()]
         return Report(
             title=self.title,
-            question=self.question,
+            question=self.asked,
             verdict=self.verdict(),
             sections=sections,
-            provenance={"fairhead": __version__, "python": platform.python_version(), **provenance},
+            provenance={"fairhead": __version__, "python": platform.python_version(), **self.provenance},
         )
 
-    def to_dict(self, provenance: Mapping[str, Any], notes: Sequence[str] = ()) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """The JSON form: maps [layers][heads], the selected heads, and the effects of editing them."""
         # Where others were estimated, the heads that were run.
         run = {} if self.exact is None else {"exact": [list(head) for head in sorted(self.exact)]}
         content = {
             "schema": SCHEMA,
-            "provenance": dict(provenance),
-            "n": {"choosing": int(self.choosing.sum()), "reporting": int((~self.choosing).sum())},
+            "provenance": dict(self.provenance),
+            "n": {"choosing": int(self.question.choosing.sum()), "reporting": int((~self.question.choosing).sum())},
             "choosing_sha256": self.half_sha256,
             "selected": [list(head) for head in self.ranked],
             "gap": self.head_map.to_dict(),
@@ -201,23 +197,21 @@ class Located(ABC):
             "single_heads": None if self.effect_map is None else self.effect_map.to_dict() | run,
             "other_terms": self.other_map.to_dict(),
             "effects": [study.to_dict(self.in_table) for study in self.studies],
-            "gains": None if self.gains is None else self.gains.tolist(),
+            "gains": None if self.question.gains is None else self.question.gains.tolist(),
             "against": None if self.beside is None else self.beside.to_dict(),
             "doses": None if self.doses is None else self.doses.to_dict(),
             **self.details(),
-            "notes": [*notes, *self.notes, *self.limits],
+            "notes": [*self.notes, *self.limits],
         }
-        plain: dict[str, Any] = finite(content)
-        return plain
+        return dict(finite(content))
 
     @property
     def half_sha256(self) -> str | None:
         """A hash of who is in the selection half, to tell later whether heads were chosen on it; None without ids."""
-        if self.rows.ids is None:
+        ids = self.question.rows.ids
+        if ids is None:
             return None
-        return hashlib.sha256(
-            "\n".join(sorted(map(str, np.asarray(self.rows.ids)[self.choosing]))).encode()
-        ).hexdigest()
+        return hashlib.sha256("\n".join(sorted(map(str, np.asarray(ids)[self.question.choosing]))).encode()).hexdigest()
 
     def edit_words(self, study: Study, start: bool = True) -> str:
         """An edit in words, by default at the start of a sentence."""
@@ -229,15 +223,15 @@ class Located(ABC):
     def headline(self) -> str:
         """Which heads, and how many of them the other half confirms."""
         chosen, sure = self.ranked, self.confirmed
-        which = "" if len(sure) in (0, len(chosen)) else f": {names_of(sure)}"
+        which = "" if len(sure) in (0, len(chosen)) else f": {head_names(sure)}"
         count = f"{len(sure) if sure else 'None'} of {len(chosen)}"
         were, are = ("was", "is") if len(chosen) == 1 else ("were", "are")
         if not self.chosen_here:
-            how = self.origin if self.gains is None else "given a gain"
-            return f"{names_of(chosen)} {were} {how}. {count} {are} significant on the reporting half{which}."
+            how = self.origin if self.question.gains is None else "given a gain"
+            return f"{head_names(chosen)} {were} {how}. {count} {are} significant on the reporting half{which}."
         return (
-            f"{count} selected heads confirmed on the other half{which}. ({names_of(chosen)}, of "
-            f"{self.head_map.value.size} heads, {were} selected on one half of the {self.rows.noun}.)"
+            f"{count} selected heads confirmed on the other half{which}. ({head_names(chosen)}, of "
+            f"{self.head_map.value.size} heads, {were} selected on one half of the {self.question.rows.noun}.)"
         )
 
     def mapped(self, found: HeadMap | Mapping[str, Any], title: str, text: str = "") -> Section:
@@ -267,7 +261,7 @@ class Located(ABC):
         return TopHeads(
             title="Selected heads",
             text="Texts in bold name the attribute." if any(card.texts for card in cards) else "",
-            poles=self.rows.poles,
+            poles=self.question.rows.poles,
             heads=cards,
             others=[HeadCard(head=head, facts=self.facts(head)) for head in self._other_cards],
         )
@@ -302,6 +296,84 @@ class Located(ABC):
         columns = [self.figure, "before", "after", "change", "p layer", *(["p norm"] if by_norm else [])]
         return PlainTable(caption=f"Effects of editing the selected heads; {self.caption}", columns=columns, rows=rows)
 
+    def rows(self) -> list[dict[str, Any]]:
+        """One row a head: its direct contribution in the gap of the reporting half."""
+        return self.head_map.rows()
+
+    def show(self, console: Console | None = None) -> None:
+        """Print the verdict, the selected heads and what editing them does."""
+        console, page = console or terminal(), self.page(images=False)
+        for sentence in page.verdict:
+            console.print(f"- [{TONES[sentence.tone]}]{escape(sentence.text)}[/]", highlight=False)
+        for note in self.notes:
+            console.print(f"- [dim]{escape(note)}[/]", highlight=False)
+        for section in page.sections:
+            if isinstance(section, TopHeads | PlainTables):  # the others say the same at more length
+                section.show(console)
+
+    @property
+    def smaller(self) -> bool:
+        """Whether the last edit that was studied is shown to leave a smaller gap."""
+        studies = self.studies
+        return bool(studies) and self.effect(studies[-1]).tone not in ("unclear", "bad")
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the model with the selected heads edited, as an ordinary folder that transformers loads too."""
+        self.saved(folder)
+        return Path(folder)
+
+    def saved(self, folder: str | Path) -> Self:
+        """Write the edited model; the same result with the figures of the edited model being those of the folder.
+
+        What is saved is the edit that is reported: the folder is loaded, run over the reporting half, and compared.
+        """
+        question, heads = self.question, self.ranked
+        check_target(folder, self.provenance["model"])
+        if not heads:
+            raise InputError("no head was chosen (.heads is empty), so there is no edit to save")
+        rows = question.rows.take(question.reported)
+        told = next((s for s in self.studies if (s.kind, s.way) == (self.kind, "forward")), None)
+        if told is None:  # without controls
+            passes = question.forward(question.reported, self.kind)
+            told = study(passes, heads, rows, Controls(), self.plan, self.kind, "forward")
+        question.save(Path(folder), heads, self.kind)
+        after = np.asarray(question.of_saved(Path(folder)).forward(question.reported, "mean")([()])[0])
+        off = float(np.abs(after - told.after).max())
+        if off > _SAME * max(1.0, float(np.abs(told.after).max())):
+            raise UnsupportedModel(
+                f"what the model in {folder} puts out differs from the edit that was run by {off:.2g}: its family "
+                "does something that is lost when it is saved"
+            )
+        note = f"Figures of the edited model are those of {folder}, loaded again; they differ by {off:.1g} at most."
+        others = (s for s in self.studies if s is not told)
+        studies = (*others, told.with_after(rows, after, self.plan))
+        found = replace(self, studies=studies, notes=(*self.notes, note))
+        found.card(studies[-1]).write(Path(folder))
+        return found
+
+    def card(self, saved: Study) -> Card:
+        """The README of the edited model, with the figures of its full forward pass."""
+        base, compared = str(self.provenance["model"]), saved.changes.comparison
+        return Card(
+            title=edited_title(base, self.ranked),
+            done=f"Edited heads of {name_of(base)}: {head_names(self.ranked)}. {self.edit_words(saved)}. {self.done()}",
+            findings=[sentence.text for sentence in self.verdict()],
+            data=str(self.provenance["data"]),
+            base=base,
+            before=name_of(base),
+            estimates=() if compared is None else compared.b.estimates,
+            were=() if compared is None else compared.a.estimates,
+            changes=saved.changes.differences,
+            limits=[*self.notes, *self.limits],
+        )
+
+    def write(self, out: Path, images: bool = True) -> None:
+        """Write headmap.json, report.html with its JSON, and the records before and after."""
+        write_json(out / "headmap.json", self.to_dict())
+        write(self.page(images), out / "report.html")
+        for name, records in self.question.records(self.studies).items():
+            records.save(out / f"{name}.csv")
+
 
 def _curve_section(found: Mapping[str, Any], way: str) -> Curve:
     """The dose–response curve of a report."""
@@ -323,63 +395,3 @@ def finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [finite(item) for item in value]
     return None if isinstance(value, float) and not np.isfinite(value) else value
-
-
-def outcome(change: Difference, ablation: Ablation | None) -> Sentence:
-    """Judge the effect on a gap whose ideal is 0, by its interval, its corrected p and the controls, if any."""
-    if change.a is None or change.b is None or change.low is None or change.high is None:
-        return Sentence("", "unclear")
-    if not change.significant:  # p is about who is where, the interval about the size of the gap
-        moved = change.p_adjusted is not None and change.p_adjusted <= ALPHA
-        why = "the interval of the change includes 0" if moved else p_text(change.p_adjusted)
-        return Sentence(f" Not significant ({why}).", "unclear")
-    if abs(change.b) > abs(change.a):
-        side = ", on the other side" if change.a * change.b < 0 else ""
-        return Sentence(f" The gap is wider than before{side}.", "bad")
-    if change.low > 0:  # nearer to 0 from below: controls are asked who lowers the figure
-        return Sentence("", "note")
-    if ablation is None:
-        return Sentence(" It was not compared with random heads.", "note")
-    if ablation.p_controls <= ALPHA:
-        return Sentence("", "good")
-    if ablation.percentile == 0:
-        return Sentence(" No control does as much, but there are too few controls to rule out chance.", "note")
-    return Sentence(" So the effect is not specific to the selected heads.", "unclear")
-
-
-def among_controls(ablation: Ablation) -> str:
-    """How many control sets do what an edit does to a figure that should fall.
-
-    Example:
-        >>> lower = Difference("DP", "sex", 0.16, 0.05, -0.11, -0.17, -0.05, n=500, p=0.01, p_adjusted=0.02)
-        >>> among_controls(Ablation((Head(2, 1),), lower, controls=(-0.2, 0.01, 0.0), exhaustive=False))
-        'Of 3 control sets of the same layers, 1 lower it as much (p = 0.50).'
-    """
-    count = round(ablation.percentile * len(ablation.controls))
-    falls = ablation.change.value is None or ablation.change.value <= 0
-    if len(ablation.controls) == 1:
-        return "There is only one control set of the same layers, too few for a test."
-    what = "lower it as much" if falls else "raise it less, or lower it"
-    sets = f"Of {len(ablation.controls)} control sets of the same layers"
-    return f"{sets}, {count} {what} ({p_text(ablation.p_controls)})."
-
-
-def names_of(heads: Sequence[tuple[int, int]]) -> str:
-    """Heads in a sentence."""
-    return ", ".join(head_name(*head) for head in heads)
-
-
-def interval(change: Difference, factor: float = 1, digits: int = 3) -> str:
-    """The ends of a change, times a factor."""
-    if change.low is None or change.high is None:
-        return "no interval"
-    ends = sorted((factor * change.low, factor * change.high))
-    return f"95 % interval {' to '.join(signed(end, digits) for end in ends)}"
-
-
-def written(change: Difference | None, factor: float = 1, with_p: bool = False) -> str:
-    """A change with its interval in a cell of a table; in points where the factor is 100."""
-    if change is None or change.value is None or change.low is None or change.high is None:
-        return "–"
-    value, low, high = (signed(factor * x, 3 if factor == 1 else 1) for x in (change.value, change.low, change.high))
-    return f"{value} ({low} to {high}{f'; {p_text(change.p_adjusted)}' if with_p else ''})"

@@ -1,8 +1,10 @@
 """The log-odds of pairs of texts under a causal language model, asked of their terms and of forward passes."""
 
+import copy
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,16 +13,16 @@ from numpy.typing import NDArray
 from fairhead.errors import InputError
 from fairhead.language.benchmarks import all_benchmarks
 from fairhead.language.packing import TokenSequence
-from fairhead.language.scorer import Scorer
+from fairhead.language.scorer import Scorer, load_scorer
 from fairhead.locate.edits import TEXT_KINDS, TextEdits, parsed
-from fairhead.locate.engine import Question
 from fairhead.locate.head_maps import Head
 from fairhead.locate.locate_settings import LocatePlan
-from fairhead.locate.located import Extremes, Located, among_controls, interval, outcome
+from fairhead.locate.located import Located
 from fairhead.locate.log_odds import PairTerms, encoded_texts, whole
 from fairhead.locate.pair_rows import TextPairs, halves_of_pairs
 from fairhead.locate.passes import has_tf32, text_passes
-from fairhead.locate.studies import Edited, Study
+from fairhead.locate.question import Extremes, Question, Writable
+from fairhead.locate.studies import Edited, Study, among_controls, interval, outcome
 from fairhead.report.page import Sentence
 from fairhead.report.sections import Section
 from fairhead.report.sections.headmap import Fact
@@ -35,10 +37,9 @@ _OWN = {"pairs": "your own", "triplets": "your own"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class PairLocated(Located):
+class PairLocated(Located[TextPairs]):
     """What is found of the log-odds of pairs."""
 
-    rows: TextPairs
     sums: Mapping[str, float]  # mean log-odds of the reporting half by heads, embedding and MLPs, biases and entropy
     # The selected heads' direct contribution to the mean log-odds of each category, with its interval and Holm's p
     by_category: tuple[Mapping[str, Any], ...]
@@ -64,7 +65,7 @@ class PairLocated(Located):
     def name(self) -> str:
         """Of the benchmark, as its authors write it."""
         titles = {benchmark.name: benchmark.title for benchmark in all_benchmarks()}
-        return {**_OWN, **titles}.get(self.rows.name, self.rows.name)
+        return {**_OWN, **titles}.get(self.question.rows.name, self.question.rows.name)
 
     @property
     def title(self) -> str:
@@ -72,7 +73,7 @@ class PairLocated(Located):
         return f"Heads that contribute to the stereotypes of {self.name}"
 
     @property
-    def question(self) -> str:
+    def asked(self) -> str:
         """What is asked."""
         return (
             f"A language model reads pairs of texts of {self.name}, a stereotype and an anti-stereotype. Which "
@@ -82,7 +83,7 @@ class PairLocated(Located):
 
     def opening(self) -> Sentence:
         """The log-odds, which heads, and their part."""
-        first, second = self.rows.poles
+        first, second = self.question.rows.poles
         whole = self.head_map
         opening = (
             f"The log-odds of {first} against {second} are {signed(whole.total)} nats on average ({whole.n} pairs, "
@@ -120,7 +121,7 @@ class PairLocated(Located):
 
     def done(self) -> str:
         """How it was found."""
-        n = int(self.choosing.sum()), int((~self.choosing).sum())
+        n = int(self.question.choosing.sum()), int((~self.question.choosing).sum())
         sums = "; ".join(f"{name} {signed(value)}" for name, value in self.sums.items())
         origin = f"selected on {n[0]} pairs" if self.chosen_here else self.origin
         return (
@@ -147,7 +148,7 @@ class PairLocated(Located):
         lines += [
             f"{head_name(*e.head)} does most for the {pole} in: " + " / ".join(self._texts(i) for i in rows)
             for e in self.extremes
-            for pole, rows in zip(self.rows.poles, (e.most, e.least), strict=True)
+            for pole, rows in zip(self.question.rows.poles, (e.most, e.least), strict=True)
         ]
         return [Text(title="By category, and at the ends", text="\n\n".join(lines))]
 
@@ -165,11 +166,11 @@ class PairLocated(Located):
         """Benchmark, poles, and log-odds by term and category."""
 
         def named(rows: Sequence[int]) -> list[dict[str, str]]:
-            return [{"id": self.rows.ids[row], "texts": self._texts(row)} for row in rows]
+            return [{"id": self.question.rows.ids[row], "texts": self._texts(row)} for row in rows]
 
         return {
-            "benchmark": self.rows.name,
-            "poles": list(self.rows.poles),
+            "benchmark": self.question.rows.name,
+            "poles": list(self.question.rows.poles),
             "log_odds_by_term": dict(self.sums),
             "curves": self.curves.get("forward"),
             "by_category": list(self.by_category),
@@ -179,11 +180,11 @@ class PairLocated(Located):
         }
 
     def _texts(self, row: int) -> str:
-        two = self.rows.texts[row * self.rows.per_pair : row * self.rows.per_pair + 2]
+        two = self.question.rows.texts[row * self.question.rows.per_pair : row * self.question.rows.per_pair + 2]
         return " | ".join(f"{text.prefix}{text.continuation}".strip() for text in two)
 
 
-class PairQuestion(Question):
+class PairQuestion(Question[TextPairs]):
     """The log-odds of pairs of texts, seen from the pole that the selection half prefers."""
 
     located = PairLocated
@@ -215,7 +216,7 @@ class PairQuestion(Question):
         self._sequences = encoded_texts(scorer, pairs)
         # Seen from the pole that the selection half prefers, so that a fall always means a smaller gap.
         prefers = float(pairs.weights[self.choosing] @ terms.log_odds[self.choosing])
-        self.rows: TextPairs = replace(pairs, sign=-1.0 if prefers < 0 else 1.0)
+        self.rows = replace(pairs, sign=-1.0 if prefers < 0 else 1.0)
         self.edits: TextEdits = TextEdits.learn_texts(scorer, self._texts(np.flatnonzero(self.choosing)), seed)
         self.terms = terms.times(self.rows.sign)
         self.parts, self.other_parts, self.total = self.terms.heads, self.terms.others, self.terms.log_odds
@@ -264,6 +265,17 @@ class PairQuestion(Question):
             "Forward passes ran in TF32: the log-odds of the model as it is differ from those in float32 by "
             f"{off.mean():.1g} nats a pair on average, {off.max():.1g} at most."
         ]
+
+    def writable(self) -> Writable:
+        """The model, its tokenizer and the edits, which are of all tokens."""
+        return Writable(self.scorer.model, self.scorer.tokenizer, self.edits)
+
+    def of_saved(self, folder: Path) -> "PairQuestion":
+        """The same tokens, read by the saved model."""
+        found = copy.copy(self)
+        device = next(self.scorer.model.parameters()).device
+        found.scorer = load_scorer(str(folder), device=str(device), dtype="float32")
+        return found
 
     def extremes(self, head: Head, count: int | None) -> Extremes:
         """The reported pairs that a head moves most towards either pole."""

@@ -1,15 +1,13 @@
 """From a model and a data set to a question: what `fairhead locate` and `fairhead ablate` start from."""
 
-import copy
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fairhead.data import Images, parse_spec
+from fairhead.data import parse_spec
 from fairhead.data.datasets import digests_of
 from fairhead.errors import InputError, UnsupportedModel, check_known
 from fairhead.heads import find_sites
@@ -26,13 +24,11 @@ from fairhead.locate.directions import (
     task_from_texts,
 )
 from fairhead.locate.edits import HeadEdits, parsed
-from fairhead.locate.engine import Question
 from fairhead.locate.gains import LEARNED, learn_gains, learn_told_gains
 from fairhead.locate.gap_question import NO_TEXTS, GapQuestion
 from fairhead.locate.gap_words import STAND_IN
-from fairhead.locate.head_features import Array, Features, Pool, collect
+from fairhead.locate.head_features import Features, Pool, collect
 from fairhead.locate.locate_settings import LocatePlan, Source
-from fairhead.locate.located import names_of
 from fairhead.locate.log_odds import take_apart
 from fairhead.locate.pair_question import PairQuestion
 from fairhead.locate.pair_rows import halves_of_pairs, read_pairs
@@ -48,31 +44,15 @@ from fairhead.locate.prompts import (
     read_text_table,
     text_side,
 )
+from fairhead.locate.question import Question
 from fairhead.locate.rows import Evaluation, comparable_rows, halves_of, labelled_rows, shared_labels
-from fairhead.locate.streams import stream_of
 from fairhead.locate.studies import Mask
-from fairhead.models import save
 from fairhead.models.inputs import ImageInputs, RowInputs, TextInputs
 from fairhead.models.places import config_of, find
-from fairhead.report.model_card import Card, name_of
 
 Heads = Sequence[tuple[int, int]]
 Progress = Callable[[str, int, int], None]
 _TOLERANCE = 1e-3
-
-
-@dataclass(frozen=True)
-class Opened:
-    """A question, and what the commands need beside it."""
-
-    question: Question  # to be asked
-    provenance: Mapping[str, Any]  # where model and rows come from
-    # Bakes an edit of heads into a copy of the weights and writes the model: called with (folder, heads, kind)
-    save: Callable[[Path, Heads, str], None]
-    reread: Callable[[Path], Array]  # what is read of the reporting half by a model that was saved so
-    notes: tuple[str, ...] = ()  # what was left out, in sentences
-    images: Images | None = None  # of the rows, where they are images
-    heads: Heads | None = None  # those whose gains were learned, where the plan asks for gains
 
 
 def open_question(
@@ -81,7 +61,7 @@ def open_question(
     features: str | None = None,
     progress: Progress | None = None,
     heads: Heads | None = None,
-) -> Opened:
+) -> Question[Any]:
     """Read, load, and run the model over the rows, or take from the folder `features` what is stored of that.
 
     Where the plan asks for gains, they are learned here, of the `heads` that were named or of those that they choose.
@@ -111,6 +91,7 @@ def open_question(
         everywhere = session.edits_everywhere(choosing) if source.tokens == "all" else None
         inputs = session.inputs
         passes = RowPasses(session.decomposer, inputs.batches, task, everywhere, source.tf32, inputs.order, progress)
+    notes = (*session.notes, *((STAND_IN,) if isinstance(session.text, AdaptedText) else ()))
     question = GapQuestion(
         session.features,
         session.evaluation,
@@ -121,33 +102,10 @@ def open_question(
         pool=session.pool(),
         refit=None if concept.origin == "prompts" else lambda rows: session.concept(task, rows),
         passes=passes,
+        inputs=session.inputs,
     )
-
-    chosen = None
-    if any(parsed(kind)[0] == "gain" for kind in plan.kinds or ()):
-        if plan.target is None:
-            gains = learn_gains(question, plan.count, heads, plan.per_layer, seed=plan.seed)
-            question, chosen = question.with_gains(gains.values, LEARNED), gains.heads
-        else:
-            told = learn_told_gains(question, plan, heads)
-            question, chosen = question.with_gains(told.values, told.sentence), told.heads
-        passes = question.passes
-
-    def bake(folder: Path, heads: Heads, kind: str) -> None:
-        if passes is None or passes.everywhere is None:
-            raise InputError("weights act on every token, and this edit was made at the first alone: use all tokens")
-        edited = copy.deepcopy(session.inputs.model)
-        passes.everywhere.bake(stream_of(edited).base, heads, kind)
-        save(edited, folder, session.inputs.beside.save_pretrained, _card(source, heads, kind).write)
-
-    def reread(folder: Path) -> Array:
-        inputs = type(session.inputs)(str(folder), session.inputs.items, source.batch_size, source.device)
-        decomposer = Decomposer(inputs.model, session.decomposer.token, session.decomposer.unit)
-        assert passes is not None
-        saved = replace(passes, decomposer=decomposer, batches=inputs.batches)
-        return saved(question.reported, question.edits, "mean")([()])[0]
-
-    provenance = {
+    question.notes = (*notes, *question.notes)
+    question.provenance = {
         "model": source.called,
         "model_sha256": session.inputs.loaded.fingerprint(),
         "data": source.data,
@@ -156,49 +114,30 @@ def open_question(
         "classes_from": task.origin,
         "concept_from": concept.origin,
     }
-    notes = (*session.notes, *((STAND_IN,) if isinstance(session.text, AdaptedText) else ()))
-    items = session.inputs.items
-    return Opened(question, provenance, bake, reread, notes, items if isinstance(items, Images) else None, chosen)
-
-
-def _card(source: Source, heads: Heads, kind: str) -> Card:
-    """The README of an edited model, as long as nothing was measured of it."""
-    called, names = name_of(str(source.called)), names_of(heads)
-    return Card(
-        title=f"{called} with {len(heads)} edited head{'' if len(heads) == 1 else 's'}",
-        done=f"The heads {names} of {called} were edited ({kind}). What that changes was not measured on this model.",
-        findings=(),
-        data=source.data,
-        base=str(source.called),
-    )
+    if any(parsed(kind)[0] == "gain" for kind in plan.kinds or ()):
+        if plan.target is None:
+            gains = learn_gains(question, plan.count, heads, plan.per_layer, seed=plan.seed)
+            return question.with_gains(gains.values, LEARNED)
+        told = learn_told_gains(question, plan, heads)
+        return question.with_gains(told.values, told.sentence)
+    return question
 
 
 def _open_pairs(
     source: Source, plan: LocatePlan, features: str | None, progress: Progress | None, heads: Heads | None
-) -> Opened:
+) -> PairQuestion:
     from fairhead.language import load_scorer
 
     PairQuestion.check(plan)
     pairs = read_pairs(source.data, source.concept, source.limit, source.seed, source.options, source.model)
     halves_of_pairs(pairs, source.seed)  # a mistake there should not wait for the model
-    how: dict[str, Any] = {"device": source.device, "dtype": "float32"}
-    scorer = load_scorer(source.model, **how, start=source.start, tokenizer=source.beside)
+    how: dict[str, Any] = {"device": source.device, "dtype": "float32", "start": source.start}
+    scorer = load_scorer(source.model, **how, tokenizer=source.beside)
     check_heads(heads or (), [site.n_heads for site in find_sites(scorer.model)])
     told = _stage(progress, "pairs")
     terms = take_apart(scorer, pairs, folder=features, progress=lambda done, total: told(done, total))
     question = PairQuestion(scorer, pairs, terms, tf32=source.tf32, seed=source.seed, progress=progress)
-
-    def bake(folder: Path, heads: Heads, kind: str) -> None:
-        edited = copy.deepcopy(scorer.model)
-        question.edits.bake(edited, heads, kind)
-        save(edited, folder, scorer.tokenizer.save_pretrained, _card(source, heads, kind).write)
-
-    def reread(folder: Path) -> Array:
-        saved = copy.copy(question)
-        saved.scorer = load_scorer(str(folder), **how)
-        return np.asarray(saved.forward(question.reported, "zero")([()])[0])
-
-    provenance = {
+    question.provenance = {
         **scorer.settings(),
         "model": source.called,
         "data": source.data,
@@ -206,7 +145,7 @@ def _open_pairs(
         "pairs": len(pairs),
         "seed": source.seed,
     }
-    return Opened(question, provenance, bake, reread)
+    return question
 
 
 def _stage(progress: Progress | None, name: str) -> Callable[[int, int], None]:

@@ -1,4 +1,4 @@
-"""What edits of heads do: the figures before and after, random heads beside them, and single heads taken out."""
+"""What edits of heads do: figures before and after, beside those of random heads, in numbers and in words."""
 
 import math
 from collections import Counter
@@ -15,7 +15,9 @@ from fairhead.errors import InputError
 from fairhead.locate.head_features import Array
 from fairhead.locate.head_maps import Head, HeadMap
 from fairhead.locate.locate_settings import LocatePlan
-from fairhead.stats import Difference
+from fairhead.report.page import Sentence
+from fairhead.report.wording import signed
+from fairhead.stats import ALPHA, Difference, p_text
 
 # Sets of heads -> what is read with each of them edited; the empty set is the model as it is.
 Edited = Callable[[Sequence[Sequence[tuple[int, int]]]], Sequence[Array]]
@@ -338,3 +340,58 @@ def single_head_effects(
     how = "forward pass" if heads is None else f"forward passes of {len(run)} heads, others estimated"
     measure = f"{rows.gap_name} lost without the head ({kind}, {how}), {first} minus {second}"
     return rows.score(lost, before, level, measure)
+
+
+def outcome(change: Difference, ablation: Ablation | None) -> Sentence:
+    """Judge the effect on a gap whose ideal is 0, by its interval, its corrected p and the controls, if any."""
+    if change.a is None or change.b is None or change.low is None or change.high is None:
+        return Sentence("", "unclear")
+    if not change.significant:  # p is about who is where, the interval about the size of the gap
+        moved = change.p_adjusted is not None and change.p_adjusted <= ALPHA
+        why = "the interval of the change includes 0" if moved else p_text(change.p_adjusted)
+        return Sentence(f" Not significant ({why}).", "unclear")
+    if abs(change.b) > abs(change.a):
+        side = ", on the other side" if change.a * change.b < 0 else ""
+        return Sentence(f" The gap is wider than before{side}.", "bad")
+    if change.low > 0:  # nearer to 0 from below: controls are asked who lowers the figure
+        return Sentence("", "note")
+    if ablation is None:
+        return Sentence(" It was not compared with random heads.", "note")
+    if ablation.p_controls <= ALPHA:
+        return Sentence("", "good")
+    if ablation.percentile == 0:
+        return Sentence(" No control does as much, but there are too few controls to rule out chance.", "note")
+    return Sentence(" So the effect is not specific to the selected heads.", "unclear")
+
+
+def among_controls(ablation: Ablation) -> str:
+    """How many control sets do what an edit does to a figure that should fall.
+
+    Example:
+        >>> lower = Difference("DP", "sex", 0.16, 0.05, -0.11, -0.17, -0.05, n=500, p=0.01, p_adjusted=0.02)
+        >>> among_controls(Ablation((Head(2, 1),), lower, controls=(-0.2, 0.01, 0.0), exhaustive=False))
+        'Of 3 control sets of the same layers, 1 lower it as much (p = 0.50).'
+    """
+    count = round(ablation.percentile * len(ablation.controls))
+    falls = ablation.change.value is None or ablation.change.value <= 0
+    if len(ablation.controls) == 1:
+        return "There is only one control set of the same layers, too few for a test."
+    what = "lower it as much" if falls else "raise it less, or lower it"
+    sets = f"Of {len(ablation.controls)} control sets of the same layers"
+    return f"{sets}, {count} {what} ({p_text(ablation.p_controls)})."
+
+
+def interval(change: Difference, factor: float = 1, digits: int = 3) -> str:
+    """The ends of a change, times a factor."""
+    if change.low is None or change.high is None:
+        return "no interval"
+    ends = sorted((factor * change.low, factor * change.high))
+    return f"95 % interval {' to '.join(signed(end, digits) for end in ends)}"
+
+
+def written(change: Difference | None, factor: float = 1, with_p: bool = False) -> str:
+    """A change with its interval in a cell of a table; in points where the factor is 100."""
+    if change is None or change.value is None or change.low is None or change.high is None:
+        return "–"
+    value, low, high = (signed(factor * x, 3 if factor == 1 else 1) for x in (change.value, change.low, change.high))
+    return f"{value} ({low} to {high}{f'; {p_text(change.p_adjusted)}' if with_p else ''})"

@@ -69,6 +69,7 @@ class Result:
     """
 
     def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
         if "__repr__" not in vars(cls):  # a dataclass would make one that prints all it holds
             cls.__repr__ = Result.__repr__  # type: ignore[method-assign]
 

@@ -245,6 +245,11 @@ def head_name(layer: int, head: int) -> str:
     return f"L{layer}H{head}"
 
 
+def head_names(heads: Sequence[tuple[int, int]]) -> str:
+    """Heads in a sentence."""
+    return ", ".join(head_name(*head) for head in heads)
+
+
 def plain_value(value: Any) -> str:
     """Write one entry of a provenance: numbers with sensible digits, everything else as it is.
 

@@ -11,9 +11,9 @@ from scipy.stats import binomtest
 from scipy.stats.contingency import association
 
 from fairhead.errors import InputError
+from fairhead.locate.added import find_dose, told_gains
 from fairhead.locate.decompose import Decomposer
 from fairhead.locate.directions import classifier_task, concept_from_images
-from fairhead.locate.dose import find_dose, told_gains
 from fairhead.locate.edits import HeadEdits
 from fairhead.locate.gains import _contrast, _Told, learn_gains, learn_told_gains
 from fairhead.locate.gap_question import GapQuestion

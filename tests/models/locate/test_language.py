@@ -188,7 +188,7 @@ def test_logits_that_are_made_in_unknown_ways_are_refused() -> None:
 def test_the_planted_head_is_found_first_and_its_ablation_closes_the_gap(located) -> None:
     assert located.ranked[0] == PLANTED
     assert np.abs(located.head_map.value).argmax() == PLANTED[0] * HEADS + PLANTED[1]
-    assert located.rows.poles == ("stereotype", "anti-stereotype")
+    assert located.question.rows.poles == ("stereotype", "anti-stereotype")
     assert located.head_map.share[PLANTED] == pytest.approx(1, abs=0.1)
     for study in located.studies:
         change = study["log_odds"].change
@@ -225,7 +225,7 @@ def test_a_model_that_prefers_the_other_side_is_seen_from_there(planted) -> None
     model, _, _ = planted
     turned = pairs_of([replace(pair, more=pair.less, less=pair.more) for pair in made()])
     found = ask(model, turned, take_apart(model, turned), kinds=("zero",))
-    assert found.rows.poles == ("anti-stereotype", "stereotype")
+    assert found.question.rows.poles == ("anti-stereotype", "stereotype")
     assert found.ranked[0] == PLANTED
     assert found.studies[0]["ss"].change.a == 1.0
 
@@ -250,7 +250,7 @@ def test_a_null_model_has_no_head_chosen() -> None:
     found = ask(model, pairs, take_apart(model, pairs))
     assert found.ranked == ()
     assert "No head contributes significantly" in found.verdict()[0].text
-    render(found.report({}))
+    render(found.page())
 
 
 @pytest.mark.parametrize("kind", ["zero", "mean", "resample"])
@@ -328,12 +328,12 @@ def test_stopped_runs_go_on_and_strangers_are_refused(planted, tmp_path, monkeyp
 
 
 def test_json_and_report_hold_what_was_found(located) -> None:
-    content = located.to_dict({"model": "made"})
+    content = replace(located, provenance={"model": "made"}).to_dict()
     json.dumps(content, allow_nan=False)
     assert content["selected"][0] == list(PLANTED)
     assert content["gap"]["unit"] == "nats"
     assert {part["value"] for part in content["by_category"]} >= {"gender", "stereo", "antistereo"}
-    page = render(located.report({"model": "made"}))
+    page = render(replace(located, provenance={"model": "made"}).page())
     assert "L1H2" in page
     assert "Mean log-odds, in nats" in page
     assert sum(content["log_odds_by_term"].values()) == pytest.approx(content["gap"]["total"], abs=1e-3)

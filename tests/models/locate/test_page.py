@@ -6,9 +6,9 @@ import pytest
 from browsing import chromium, opened_page, violations, width_of
 from made_vit import PLANTED, pictures, planted_vit
 
+from fairhead.locate.added import find_dose
 from fairhead.locate.decompose import Decomposer
 from fairhead.locate.directions import classifier_task, concept_from_images
-from fairhead.locate.dose import find_dose
 from fairhead.locate.engine import locate
 from fairhead.locate.gap_question import GapQuestion
 from fairhead.locate.head_features import collect
@@ -42,7 +42,7 @@ def address(tmp_path_factory):
     found = locate(question, plan)
     found = replace(found, doses=find_dose(question, found.ranked, plan))
     path = tmp_path_factory.mktemp("page") / "report.html"
-    path.write_text(render(found.report({"seed": 0})))
+    path.write_text(render(replace(found, provenance={"seed": 0}).page()))
     return path.as_uri()
 
 

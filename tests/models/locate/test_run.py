@@ -12,7 +12,7 @@ from scipy import stats
 
 import fairhead
 from fairhead.errors import InputError
-from fairhead.locate.answer import compare_models
+from fairhead.locate.added import compare_models
 from fairhead.locate.decompose import Decomposer
 from fairhead.locate.directions import Concept, Task, classifier_task, concept_from_images
 from fairhead.locate.engine import locate
@@ -21,10 +21,9 @@ from fairhead.locate.gap_words import beats
 from fairhead.locate.head_features import Features, Pool, collect
 from fairhead.locate.head_maps import Head, group_cells, score, separation
 from fairhead.locate.locate_settings import LocatePlan
-from fairhead.locate.located import outcome
 from fairhead.locate.passes import RowPasses, forward_passes
 from fairhead.locate.rows import Evaluation, halves_of
-from fairhead.locate.studies import Ablation, layer_matched, study
+from fairhead.locate.studies import Ablation, layer_matched, outcome, study
 from fairhead.report import Sentence, render
 from fairhead.stats import Difference
 
@@ -116,8 +115,8 @@ def test_a_head_that_acts_through_later_layers_is_found_by_its_effect_alone() ->
     assert found.effect_map.share[RELAYED] > 0.9
     assert abs(found.head_map.share[RELAYED]) < 0.1  # itself it writes nothing that a class reads
     # What is lost is what two passes of the model itself differ by.
-    reporting = np.flatnonzero(~found.choosing)
-    (plain, without) = forward(reporting, found.edits, "mean")([(), [RELAYED]])
+    reporting = np.flatnonzero(~found.question.choosing)
+    (plain, without) = forward(reporting, found.question.edits, "mean")([(), [RELAYED]])
     lost = (plain - without)[:, 1] - (plain - without)[:, 0]
     own = score(lost[:, None, None], lost, group_cells(bright[reporting], labels[reporting]))
     np.testing.assert_allclose(found.effect_map.value[RELAYED], own.value[0, 0], rtol=1e-6)
@@ -125,9 +124,9 @@ def test_a_head_that_acts_through_later_layers_is_found_by_its_effect_alone() ->
     assert RELAYED not in directly.ranked
     assert found.confirmed == (RELAYED,)
     assert found.verdict()[0].text.startswith("1 of 1 selected heads confirmed on the other half. (L0H2, of 12 heads")
-    page = render(found.report({}))
+    page = render(found.page())
     assert "shrinks without each head" in page
-    content = json.loads(json.dumps(found.to_dict({}), allow_nan=False))
+    content = json.loads(json.dumps(found.to_dict(), allow_nan=False))
     assert np.array(content["single_heads"]["values"]).argmax() == np.ravel_multi_index(RELAYED, (LAYERS, HEADS))
 
 
@@ -141,8 +140,8 @@ def test_heads_are_ranked_by_their_effect_on_one_half_and_reported_on_the_other(
         notes, in_tf32, fast = (), False, True
 
         def __call__(self, rows, edits, kind):
-            assert len({bool(located.choosing[row]) for row in rows}) == 1
-            own = here if located.choosing[rows[0]] else there
+            assert len({bool(located.question.choosing[row]) for row in rows}) == 1
+            own = here if located.question.choosing[rows[0]] else there
             gap = 3.0 * evaluation.groups[rows]
 
             def edited(sets):
@@ -151,7 +150,7 @@ def test_heads_are_ranked_by_their_effect_on_one_half_and_reported_on_the_other(
             return edited
 
     task, concept = located.task, located.concept
-    question = GapQuestion(features, evaluation, task, concept, choosing=located.choosing, passes=Passes())
+    question = GapQuestion(features, evaluation, task, concept, choosing=located.question.choosing, passes=Passes())
     again = locate(question, replace(PLAN, rank="effect", kinds=("mean",), forward=True))
     assert again.ranked == (here,)
     assert again.effect_map is not None
@@ -171,14 +170,14 @@ def test_heads_cannot_be_ranked_by_their_effect_without_passes(found) -> None:
 @pytest.mark.parametrize("kind", ["mean", "project"])
 def test_editing_it_closes_the_gap_and_random_heads_do_not(found, kind) -> None:
     _, pixels, decomposer, _, evaluation, located = found
-    rows = ~located.choosing
+    rows = ~located.question.choosing
     direct = next(s for s in located.studies if s.kind == kind)["DP"]
     assert direct.change.a > 0.8
     assert direct.change.b < 0.3
     assert direct.percentile == 0
 
     passes = batches_of(pixels[rows])
-    edited = forward_passes(decomposer, passes, located.task, located.edits, kind)
+    edited = forward_passes(decomposer, passes, located.task, located.question.edits, kind)
     controls = layer_matched(located.ranked, HEADS, draws=PLAN.draws)
     forward = study(edited, located.ranked, evaluation.take(rows), controls, PLAN, kind, "forward")
     assert forward["DP"].change.b < 0.3
@@ -190,7 +189,7 @@ def test_heads_are_held_against_erasure_of_their_sum_and_of_the_whole_output(fou
     """Whatever the edit of heads is. Erasure leaves no gap of the evidence in the rows that it was learned from."""
     _, _, _, features, evaluation, located = found
     task, concept = located.task, located.concept
-    question = GapQuestion(features, evaluation, task, concept, choosing=located.choosing)
+    question = GapQuestion(features, evaluation, task, concept, choosing=located.question.choosing)
     proved = locate(question, replace(PLAN, kinds=("mean",)), [PLANTED])
     baselines = [s for s in proved.studies if s.reported is not None]
     ways = [(s.kind, s.way) for s in baselines]
@@ -198,7 +197,7 @@ def test_heads_are_held_against_erasure_of_their_sum_and_of_the_whole_output(fou
     for baseline in baselines:
         accuracy = next(d for d in baseline.reported.differences if d.metric == "accuracy")
         assert (accuracy.a, accuracy.b) == tuple(s.change("accuracy").b for s in (baseline, proved.studies[0]))
-    page = render(proved.report({}))
+    page = render(proved.page())
     assert "LEACE of the whole output: " in page
     assert "SPLINCE of the selected heads" in page
     # The same rows in both halves: what was erased has no gap left there, and the rest has its own.
@@ -236,7 +235,7 @@ def test_a_part_that_rounds_to_nothing_has_no_sign(found) -> None:
     located = found[-1]
     assert located.head_map.has_total
     nothing = -1e-6 * np.sign(located.head_map.total) * np.ones_like(located.head_map.value)
-    small = replace(located, head_map=replace(located.head_map, gap=nothing, share=-1e-6 * np.ones_like(nothing)))
+    small = replace(located, head_map=replace(located.head_map, value=nothing, share=-1e-6 * np.ones_like(nothing)))
     assert "they make up 0 % of the gap" in small.verdict()[0].text
     fact = small.facts(small.ranked[0])[0]
     assert fact.figure == "0.00"
@@ -256,11 +255,11 @@ def test_curves_fall_with_the_first_head(found) -> None:
 
 def test_the_report_and_the_json(found) -> None:
     located = found[-1]
-    content = json.loads(json.dumps(located.to_dict({"seed": 0}), allow_nan=False))
+    content = json.loads(json.dumps(replace(located, provenance={"seed": 0}).to_dict(), allow_nan=False))
     assert content["schema"] == "fairhead.headmap/1"
     assert content["selected"][0] == list(PLANTED)
     assert np.array(content["gap"]["values"]).shape == (LAYERS, HEADS)
-    page = render(located.report({"seed": 0}))
+    page = render(replace(located, provenance={"seed": 0}).page())
     assert f"L{PLANTED[0]}H{PLANTED[1]}" in page
     assert "Dose and response" in page
     assert located.verdict()[1].tone in ("good", "note")
@@ -315,7 +314,7 @@ def test_where_there_is_nothing_nothing_is_chosen() -> None:
     assert located.ranked == ()
     assert located.studies == ()
     assert located.verdict()[0].tone == "unclear"
-    assert "No head" in render(located.report({}))
+    assert "No head" in render(located.page())
 
 
 def random_features(rng, n=240, shape=(6, 6), d=8, width=48):
@@ -386,7 +385,7 @@ def test_the_rank_sum_needs_texts_of_the_attribute_too(found) -> None:
     ends = np.stack([concept.vector, -concept.vector]) * 9
     neutral = np.random.default_rng(1).normal(size=(20, 16))
     pool = Pool.of([f"t{i}" for i in range(30)], words, ["a", "b"], ends, [f"n{i}" for i in range(20)], neutral)
-    ask = {"choosing": located.choosing}
+    ask = {"choosing": located.question.choosing}
     plan = replace(PLAN, rank="ranksum", kinds=("mean",), draws=5, alpha=0.5)  # two texts of 22 cannot say more
     chosen = locate(GapQuestion(features, evaluation, task, concept, pool=pool, **ask), plan)
     assert chosen.ranked[0] == PLANTED
@@ -416,12 +415,12 @@ def test_estimates_agree_with_passes_and_the_best_are_run(found) -> None:
     others = [i for i in np.ndindex(LAYERS, HEADS) if i not in some.exact]
     two = ([found.effect_map.value[i] for i in others] for found in (some, whole))
     assert stats.spearmanr(*two).statistic > 0.9
-    assert "estimated" in some.to_dict({})["single_heads"]["measure"]
+    assert "estimated" in some.to_dict()["single_heads"]["measure"]
 
 
 def test_an_edit_that_changes_no_prediction_still_shows_in_the_evidence(found) -> None:
     *_, evaluation, located = found
-    rows = evaluation.take(~located.choosing)
+    rows = evaluation.take(~located.question.choosing)
     before = np.stack([np.full(len(rows), -20.0), 1.0 * rows.groups], axis=1)
     before[:, 1] += np.random.default_rng(0).normal(size=len(rows))
     after = before - np.stack([np.zeros(len(rows)), 0.24 * rows.groups], axis=1)
@@ -476,13 +475,13 @@ def test_two_models_differ_in_the_head_that_one_of_them_lost(found) -> None:
     silent.vit.layers[PLANTED[0]].attention.o_proj.weight[:, columns] = 0
     other = collect(Decomposer(silent), batches_of(pixels), len(pixels))
     task, concept = located.task, located.concept
-    ask = {"choosing": located.choosing}
+    ask = {"choosing": located.question.choosing}
     plain = GapQuestion(features, evaluation, task, concept, **ask)
     without = GapQuestion(other, evaluation, task, concept, **ask)
     two = compare_models(plain, without, "the other")
     assert two.changed[0] == PLANTED
     assert two.difference.value[PLANTED] == pytest.approx(-two.ours.value[PLANTED])
-    rows = ~located.choosing
+    rows = ~located.question.choosing
     # The same as a paired comparison by hand, label by label.
     moved = (without.parts - plain.parts)[rows][:, *PLANTED]
     own = score(moved[:, None, None], moved, group_cells(evaluation.groups[rows], evaluation.labels[rows]))
