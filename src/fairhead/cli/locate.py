@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import typer
 
@@ -106,7 +106,8 @@ class Edit:
         kind: what replaces a head's output: its mean (balanced over groups), zero, the output for another row
             (resample), or a projection of it: LEACE (project) erases the group, splince also keeps the covariance with
             the label. gain multiplies each head by a factor that is learned with balanced clusters or, with --target,
-            to reduce the gap, from the groups of the selection half; without --heads it also selects the heads.
+            to reduce the gap, from the groups of the selection half; without --heads it also selects the heads. The
+            gains that a head map has are taken as they are, unless there is a --target.
         strength: strength of the edit, from 0 (none) to 1 (full).
         save: write the edit into the weights and save the model; the report describes the saved model.
     """
@@ -133,7 +134,7 @@ def ablate_command(
 ) -> None:
     """Edit heads, run the model again, and compare the change with that of random heads."""
     need()
-    heads, chosen_on = _named(edit)
+    named = _named(edit, learn=plan.target is not None)
     if edit.save is not None and source.tokens == "first":
         raise InputError("--save changes the weights, which affects every token: leave out --tokens first")
     if plan.target is not None and edit.kind != "gain":
@@ -150,7 +151,7 @@ def ablate_command(
             )
     kind = edit.kind if edit.strength == 1 else f"{edit.kind}@{edit.strength:g}"
     plan = replace(plan, kinds=(kind,), forward=True)
-    _answered(context, source, columns, plan, output, heads, chosen_on, edit.save)
+    _answered(context, source, columns, plan, output, named, edit.save)
 
 
 def _answered(
@@ -159,8 +160,7 @@ def _answered(
     columns: DataColumns,  # of the data
     plan: LocatePlan,  # how heads are chosen and tested
     output: Output,  # what to write
-    heads: Sequence[tuple[int, int]] | None = None,  # to be tested; None chooses them
-    chosen_on: str | None = None,  # a hash of the rows that these were chosen on, where it is known
+    named: "_Named | None" = None,  # the heads to be tested; None chooses them
     save: Path | None = None,  # folder for the edited model
 ) -> None:
     """Ask the question that a command's options name; write and show what is found."""
@@ -180,8 +180,7 @@ def _answered(
         found = answer(
             source,
             plan,
-            heads=heads,
-            chosen_on=chosen_on,
+            **(named or _Named())._asdict(),
             features=output.features,
             progress=told.tell,
             provenance={"command": command_line(context)},
@@ -230,20 +229,31 @@ def _one(value: str | None, flag: str, other: str | None, other_flag: str) -> st
     return other if value is None else value
 
 
-def _named(edit: Edit) -> tuple[Any, str | None]:
-    """The heads to edit, and a hash of the rows that they were chosen on where that is known."""
-    from fairhead.heads.sites import heads_named, read_head_map
+class _Named(NamedTuple):
+    """Heads to edit, as `answer` takes them."""
+
+    heads: Sequence[tuple[int, int]] | None = None
+    gains: Sequence[float] | None = None
+    chosen_on: str | None = None
+
+
+def _named(edit: Edit, learn: bool) -> _Named:
+    """The heads to edit, with the gains that a head map has of them, unless gains are to be learned."""
+    from fairhead.heads.sites import gains_of, heads_named, read_head_map
 
     if edit.kind == "gain" and edit.heads is None and edit.chosen is None:
-        return None, None
+        return _Named()
     if (edit.heads is None) == (edit.chosen is None):
         raise InputError("name the heads to edit with either --heads L11H1,L10H5 or --from headmap.json")
     if edit.heads is not None:
-        return heads_named(edit.heads), None
+        return _Named(heads_named(edit.heads))
     found = read_head_map(str(edit.chosen))
+    half, gains = found.get("choosing_sha256"), gains_of(found, str(edit.chosen))
+    if edit.kind == "gain" and gains and not learn:
+        return _Named(tuple(gains), tuple(gains.values()), half)
     if not found["selected"]:
         raise InputError(f"{edit.chosen} has no selected heads to edit: name heads with --heads L11H1,L10H5")
-    return found["selected"], found.get("choosing_sha256")
+    return _Named(found["selected"], chosen_on=half)
 
 
 def view_command(

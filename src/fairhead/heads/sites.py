@@ -7,8 +7,9 @@ entry at all; the table below is for the others.
 
 import inspect
 import json
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType
@@ -268,6 +269,25 @@ def read_head_map(path: str | Path) -> dict[str, Any]:
     if not isinstance(selected, list) or not all(map(is_head, selected)):
         raise InputError(f"{path} is not a head map of fairhead locate: it has no list “selected” of [layer, head]")
     return {**content, "selected": tuple((layer, head) for layer, head in selected)}
+
+
+def gains_of(head_map: Mapping[str, Any], path: str | Path) -> dict[tuple[int, int], float]:
+    """The gains in a head map by head: those of its own edit, or those that were found for its target; {} for none."""
+    doses = head_map.get("doses") or {}
+    try:
+        if head_map.get("gains") is not None:
+            every = {(la, h): gain for la, row in enumerate(head_map["gains"]) for h, gain in enumerate(row)}
+            found = {head: gain for head, gain in every.items() if gain != 1}
+        else:
+            tried = [dose for dose in (doses.get("chosen"), *doses.get("front", ())) if dose is not None]
+            told = next((dose for dose in tried if dose["kind"] == "gain"), {"heads": (), "gains": ()})
+            found = {(la, h): gain for (la, h), gain in zip(told["heads"], told["gains"], strict=True)}
+        known = all(is_head(list(head)) and math.isfinite(gain) for head, gain in found.items())
+    except (TypeError, ValueError, KeyError, AttributeError):
+        known = False
+    if not known:
+        raise InputError(f"{path} has gains that are not one number for each of its heads: run fairhead locate again")
+    return found
 
 
 def check_heads(heads: Sequence[tuple[int, int]], per_layer: Sequence[int]) -> None:

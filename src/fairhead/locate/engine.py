@@ -51,6 +51,7 @@ def answer(
     plan: LocatePlan,  # how heads are chosen and tested
     *,
     heads: Sequence[tuple[int, int]] | None = None,  # to be tested; None chooses them
+    gains: Sequence[float] | None = None,  # of these, where the edit is that; None learns them
     chosen_on: str | None = None,  # a hash of the rows that these were chosen on, where it is known
     features: str | None = None,  # folder that keeps the heads' terms
     progress: Callable[[str, int, int], None] | None = None,  # called with (stage, done, all)
@@ -59,7 +60,7 @@ def answer(
     """Ask a question and answer it."""
     if source.against is not None:  # a mistake there should not wait for the work
         config_of(find(source.against))
-    question = open_question(source, plan, features, progress, heads)
+    question = open_question(source, plan, features, progress, heads, gains)
     found = locate(question, plan, heads if question.gains is None else gained(question.gains))
     if plan.target is not None and found.ranked and isinstance(question, GapQuestion) and question.gains is None:
         found = replace(found, doses=find_dose(question, found.ranked, plan))

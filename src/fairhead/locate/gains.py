@@ -28,6 +28,7 @@ from fairhead.locate.locate_settings import LocatePlan
 from fairhead.locate.rows import MIN_CELL, SURE, Evaluation, halves
 from fairhead.report.wording import metric_name
 
+GIVEN = "The gains are those of the head map."
 LEARNED = "Learned with clusters of outputs balanced, without any group."
 _RIDGE = 1e-3  # pull of the gains towards 1, of the mean loss
 _STEPS = 300  # of the solver, at each strength of the pull

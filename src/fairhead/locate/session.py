@@ -24,7 +24,7 @@ from fairhead.locate.directions import (
     task_from_texts,
 )
 from fairhead.locate.edits import HeadEdits, parsed
-from fairhead.locate.gains import LEARNED, learn_gains, learn_told_gains
+from fairhead.locate.gains import GIVEN, LEARNED, learn_gains, learn_told_gains
 from fairhead.locate.gap_question import NO_TEXTS, GapQuestion
 from fairhead.locate.gap_words import STAND_IN
 from fairhead.locate.head_features import Features, Pool, collect
@@ -61,10 +61,12 @@ def open_question(
     features: str | None = None,
     progress: Progress | None = None,
     heads: Heads | None = None,
+    gains: Sequence[float] | None = None,
 ) -> Question[Any]:
     """Read, load, and run the model over the rows, or take from the folder `features` what is stored of that.
 
-    Where the plan asks for gains, they are learned here, of the `heads` that were named or of those that they choose.
+    Where the plan asks for gains, they are those given, or learned here, of the `heads` that were named or of those
+    that they choose.
     """
     if source.kind == "pairs":
         return _open_pairs(source, plan, features, progress, heads)
@@ -115,9 +117,14 @@ def open_question(
         "concept_from": concept.origin,
     }
     if any(parsed(kind)[0] == "gain" for kind in plan.kinds or ()):
+        if gains is not None:
+            values = np.ones(question.shape)
+            for (layer, head), gain in zip(heads or (), gains, strict=True):
+                values[layer, head] = gain
+            return question.with_gains(values, GIVEN)
         if plan.target is None:
-            gains = learn_gains(question, plan.count, heads, plan.per_layer, seed=plan.seed)
-            return question.with_gains(gains.values, LEARNED)
+            learned = learn_gains(question, plan.count, heads, plan.per_layer, seed=plan.seed)
+            return question.with_gains(learned.values, LEARNED)
         told = learn_told_gains(question, plan, heads)
         return question.with_gains(told.values, told.sentence)
     return question

@@ -3,6 +3,7 @@
 import csv
 import json
 import shutil
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from made_towers import tokenizer
 from PIL import Image
 
 from fairhead.cli import main
+from fairhead.locate.added import find_dose
 
 GENDERS, AGES = ("Female", "Male"), ("20-29", "30-39", "50-59")
 
@@ -467,6 +469,36 @@ def test_gains_are_learned_saved_and_compared_with_the_balanced_last_layer(clip,
     page = (tmp_path / "report.html").read_text()
     assert "Gains of the heads" in page
     assert "refitting the last layer with balanced clusters" in page
+
+
+def test_the_gains_of_a_dose_are_taken_from_its_head_map(clip, faces, capsys, tmp_path, monkeypatch) -> None:
+    """What ablate reports of them is what locate reported of the dose; they are not learned again."""
+    with_gains = partial(find_dose, gains=True, kinds=("mean",), strengths=(0.25,), counts=(1,))
+    monkeypatch.setattr("fairhead.locate.engine.find_dose", with_gains)  # elsewhere than on a GPU they are not tried
+    quick = [*common(faces), "--n-boot", "100", "--draws", "3"]
+    main(["locate", "--model", str(clip), *quick, "--target", "0.5", "--target-metric", "DP", "--out", str(tmp_path)])
+    content = json.loads((tmp_path / "headmap.json").read_text())
+    dose = next(dose for dose in content["doses"]["front"] if dose["kind"] == "gain")
+    capsys.readouterr()
+    ablate = ["ablate", "--model", str(clip), *quick, "--kind", "gain", "--json", "-", "--from"]
+    main([*ablate, str(tmp_path / "headmap.json")])
+    found = json.loads(capsys.readouterr().out)
+    gains = np.array(found["gains"])
+    assert [gains[tuple(head)] for head in dose["heads"]] == pytest.approx(dose["gains"])
+    assert sorted(found["selected"]) == sorted(dose["heads"]) == np.argwhere(gains != 1).tolist()
+    after = {m["metric"]: m["after"] for m in found["effects"][-1]["metrics"]}
+    for figure in dose["reported"]:
+        assert after[figure["metric"]] == pytest.approx(figure["b"])
+    assert "The gains are those of the head map." in found["notes"]
+    again = tmp_path / "again.json"
+    again.write_text(json.dumps(found))
+    main([*ablate, str(again)])
+    assert json.loads(capsys.readouterr().out)["gains"] == found["gains"], "its own gains, where a map has some"
+    for wrong in ({"gains": [[0.5, "a"]]}, {"doses": {"front": [{"kind": "gain", "heads": [[0, 1]], "gains": []}]}}):
+        again.write_text(json.dumps({"selected": [[0, 1]], **wrong}))
+        with pytest.raises(SystemExit):
+            main([*ablate, str(again)])
+        assert "not one number for each of its heads" in " ".join(capsys.readouterr().err.split())
 
 
 def test_gains_are_learned_for_a_target_with_the_groups(clip, faces, capsys, tmp_path) -> None:
