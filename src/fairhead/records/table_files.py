@@ -223,8 +223,9 @@ def _field(row: Mapping[str, Any], name: str) -> Any:
     parts = name.split(".")
     for k in range(1, len(parts)):
         inner = row.get(".".join(parts[:k]))
-        if isinstance(inner, dict):
-            return _field(inner, ".".join(parts[k:]))
+        found = _field(inner, ".".join(parts[k:])) if isinstance(inner, dict) else None
+        if found is not None:  # a key may hold a point itself
+            return found
     return None
 
 
@@ -235,7 +236,8 @@ def _parquet(file: Path, name: str) -> Source:
     except ModuleNotFoundError:
         raise InputError(f"{name}: {NO_PYARROW}") from None
     try:
-        paths = {".".join(path): path for path in _arrow_fields(pq.read_schema(file))}
+        schema = pq.read_schema(file)
+        paths = {".".join(path): path for path in _arrow_fields(schema)} | {name: (name,) for name in schema.names}
     except pa.ArrowException as error:
         raise InputError(f"{name} is not a Parquet file: {str(error).partition('.')[0]}") from None
 
@@ -250,7 +252,8 @@ def _parquet(file: Path, name: str) -> Source:
         except pa.ArrowException as error:
             raise InputError(f"{name} is a damaged Parquet file: {error}") from None
 
-    return Source(name, list(paths), chunks)
+    twice = [name for name in dict.fromkeys(schema.names) if schema.names.count(name) > 1]
+    return Source(name, [*paths, *twice], chunks)
 
 
 def _arrow_fields(fields: Iterable[Any], outer: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:

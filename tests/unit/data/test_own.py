@@ -221,6 +221,22 @@ def test_fields_within_fields_are_columns(tmp_path, suffix):
         read_labelled(f"texts:{path}", **{**options, "input": "bodytext"})
 
 
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+@pytest.mark.parametrize("flat_first", [False, True])
+def test_a_column_is_itself_where_a_field_within_another_reads_the_same(tmp_path, suffix, flat_first):
+    outer = {"a": {"b": "inner"}}
+    row = {"a.b": "flat", **outer, "y": 1} if flat_first else {**outer, "a.b": "flat", "y": 1}
+    table = read_labelled(f"texts:{write(tmp_path / f'own{suffix}', [row] * 4)}", label="y", input="a.b")
+    assert table.all.inputs[0] == "flat"
+
+
+def test_fields_are_found_below_a_key_with_a_point(tmp_path):
+    rows = [{"a": {"x": 1}, "a.b": {"c": "text"}, "y": 1}] * 4
+    assert (
+        read_labelled(f"texts:{write(tmp_path / 'own.jsonl', rows)}", label="y", input="a.b.c").all.inputs[0] == "text"
+    )
+
+
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("with_parts", [False, True])
 def test_a_folder_a_class(tmp_path, packed, with_parts):

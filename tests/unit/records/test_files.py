@@ -187,6 +187,15 @@ def test_parquet_keeps_large_whole_numbers_apart_where_some_are_missing(tmp_path
         assert values.tolist() == [2**60 + 1, 2**60 + 2, 2**60 + 3]
 
 
+def test_two_parquet_columns_of_one_name_are_refused_only_if_named(tmp_path):
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    columns = [arrow.array(values) for values in (["a", "b"], ["b", "a"], [0, 1], [1, 1])]
+    parquet.write_table(arrow.Table.from_arrays(columns, names=["g", "g", "y", "p"]), tmp_path / "t.parquet")
+    assert len(Records.read(tmp_path / "t.parquet", label="y", prediction="p")) == 2
+    with pytest.raises(InputError, match="has 2 columns called 'g'"):
+        Records.read(tmp_path / "t.parquet", label="y", prediction="p", groups="g")
+
+
 def test_a_damaged_parquet_file(tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet")
     a_frame()[["y", "yhat", "race", "sex"]].to_parquet(tmp_path / "preds.parquet")
