@@ -325,10 +325,10 @@ def rates_ends(rates: Mapping[str, Rates], level: float) -> dict[str, NDArray[np
 
 
 def _check_options(n_boot: int, seed: int, level: float, min_cell: int, min_group: float, multiclass: str) -> None:
-    numbers = {"n_boot": n_boot, "seed": seed, "level": level, "min_cell": min_cell, "min_group": min_group}
-    for name, given in numbers.items():
-        if not isinstance(given, int | float | np.number):
-            raise InputError(f"{name} is {given!r}; expected a number.")
+    whole, numbers = {"n_boot": n_boot, "seed": seed}, {"level": level, "min_cell": min_cell, "min_group": min_group}
+    for name, given in (whole | numbers).items():
+        if not isinstance(given, int | np.integer if name in whole else int | float | np.integer | np.floating):
+            raise InputError(f"{name} is {given!r}; expected a {'whole ' * (name in whole)}number.")
     if seed < 0:
         raise InputError(f"seed is {seed}; expected a whole number of at least 0.")
     if n_boot < 100:

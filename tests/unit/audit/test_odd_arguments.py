@@ -22,7 +22,10 @@ from fairhead.report import show_page
         ({"label": 1}, "label is 1; expected the name of a column"),
         ({"label": np.arange(4)}, "label is a ndarray; expected the name of a column"),
         ({"level": "95%"}, "level is '95%'; expected a number"),
-        ({"n_boot": None}, "n_boot is None; expected a number"),
+        ({"n_boot": None}, "n_boot is None; expected a whole number"),
+        ({"n_boot": 100.5}, "n_boot is 100.5; expected a whole number"),
+        ({"seed": 0.5}, "seed is 0.5; expected a whole number"),
+        ({"level": np.complex128(0.95)}, "level is .*; expected a number"),
     ],
 )
 def test_arguments_of_a_wrong_type_are_named(options, message):
