@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fairhead.audit.score_rates import SCORE_GAPS, Scores
 from fairhead.errors import InputError, did_you_mean
-from fairhead.records import Column, Records
+from fairhead.records import Column, Records, composed
 from fairhead.report.wording import CROSS
 from fairhead.stats.clusters import cell_numbers
 
@@ -124,12 +124,13 @@ class View:
             scores = scores[:, 1]
         names = tuple(str(level) for level in levels)
         if positive is not None:
-            if str(positive) not in names:
+            meant = composed(str(positive))
+            if meant not in names:
                 raise InputError(
                     f"The positive class {positive!r} is not among the classes {list(names)}."
-                    f"{did_you_mean(str(positive), names)}"
+                    f"{did_you_mean(meant, names)}"
                 )
-            c = names.index(str(positive))
+            c = names.index(meant)
             if len(names) > 2 or c == 0:
                 label, prediction = (label == c).astype(np.int8), (prediction == c).astype(np.int8)
                 if scores is not None:
@@ -232,18 +233,18 @@ def reference_groups(given: Any, columns: Mapping[str, Column], rows: Mapping[st
         rows: by group, label and prediction, [G, C, C], of the columns that have been counted.
     """
     groups = {name: [str(level) for level in column.levels] for name, column in columns.items() if CROSS not in name}
-    chosen = dict(given) if isinstance(given, Mapping) else {}
+    chosen = {name: composed(str(group)) for name, group in given.items()} if isinstance(given, Mapping) else {}
     for text in () if isinstance(given, Mapping) else [given] if isinstance(given, str) else given or ():
-        name, group = _reference(str(text), groups)
+        name, group = _reference(composed(str(text)), groups)
         if chosen.setdefault(name, group) != group:
             raise InputError(f"Column {name!r} has two reference groups, {chosen[name]!r} and {group!r}; name one.")
     for name, group in chosen.items():
-        if name not in groups or str(group) not in groups[name]:
+        if name not in groups or group not in groups[name]:
             have = f"column {name!r}, which has {groups[name]}" if name in groups else f"any of {list(groups)}"
             raise InputError(f"The reference group {group!r} is not in {have}.")
     sizes = {k: rows[k].sum(axis=(1, 2)) if k in rows else np.bincount(c.complete().codes) for k, c in columns.items()}
     found = {name: int(size.argmax()) for name, size in sizes.items()}
-    found |= {name: groups[name].index(str(group)) for name, group in chosen.items()}
+    found |= {name: groups[name].index(group) for name, group in chosen.items()}
     for name, column in columns.items():
         parts = name.split(CROSS)
         if len(parts) > 1 and any(part in chosen for part in parts):

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from fairhead.data.files import Skips
 from fairhead.errors import InputError
+from fairhead.records import composed
 
 
 @dataclass(frozen=True)
@@ -79,9 +80,7 @@ class Table:
 
     def names(self, name: str | None, otherwise: str) -> list[str]:
         """As `optional`, each of one line, as sentences and tables need it."""
-        from fairhead.records.columns import one_line  # here: it loads pandas
-
-        return [one_line(text) for text in self.optional(name, otherwise)]
+        return [composed(text) for text in self.optional(name, otherwise)]
 
     def ids(self, name: str | None) -> NDArray[np.str_]:
         """Distinct ids from a column, shape [n]; rows that have none are numbered from 1."""

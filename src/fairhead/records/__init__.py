@@ -5,6 +5,7 @@ metric is a `bincount`. What counts as a number, a class or a missing value is s
 formats of files in `table_files.py`.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -379,13 +380,14 @@ def _score_table(scores: ArrayLike) -> NDArray[np.float64]:
 
 
 def composed(value: Any) -> Any:
-    """Text as Unicode composes it, so that an "é" of one character and one of two are the same; all else as it is.
+    r"""Text as Unicode composes it ("é" is one character) and on one line, as sentences need it; all else as it is.
 
     Example:
-        >>> composed("e\u0301") == "\u00e9"
-        True
+        >>> composed("e\u0301") == "\u00e9", composed("two\n  lines")
+        (True, 'two lines')
     """
-    return normalize("NFC", value) if isinstance(value, str) and not value.isascii() else value
+    odd = isinstance(value, str) and not (value.isascii() and value.isprintable())
+    return re.sub(r"\s*[\n\r\t\v\f\x85\u2028\u2029]\s*", " ", normalize("NFC", value)) if odd else value
 
 
 def keep_freed_memory() -> None:

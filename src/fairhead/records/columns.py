@@ -3,7 +3,7 @@
 Every source (arrays, data frames, files in chunks) goes through this one path, so they all follow the same rules:
 
 - Whole floats are integers (1.0 is 1), and True is 1. Text is stripped of surrounding blanks, and composed ("é" is the
-  same however it was typed).
+  same however it was typed, and a line break is a space).
 - In files that hold text only (CSV, TSV) a column is numbers if all of its values are, `true`/`false` if all are, and
   text otherwise.
 - Blank, NaN and `nan` are missing. `NA`, `N/A`, `None` and `null` are missing only in a column of a text file whose
@@ -128,19 +128,15 @@ def one_dimensional(values: Any, name: str) -> Any:
 
 
 def tidy_levels(raw: list[Any], text_only: bool = False) -> list[Any]:
-    r"""The distinct raw values as bool, int, float or str, all of one kind; None where the value means "missing".
-
-    A name is of one line, as sentences and tables need it.
+    """The distinct raw values as bool, int, float or str, all of one kind; None where the value means "missing".
 
     Example:
-        >>> tidy_levels(["two\n  lines", "one"], text_only=True)
-        ['two lines', 'one']
         >>> tidy_levels(["1", "0.0", "NA", " "], text_only=True)
         [1, 0, None, None]
         >>> tidy_levels(["none", "christian", ""], text_only=True)
         ['none', 'christian', None]
     """
-    values = [one_line(composed(plain(value))) for value in raw]
+    values = [composed(plain(value)) for value in raw]
     if text_only:
         values = [None if v is None else str(v) for v in values]
         answers = [v for v in values if v is not None and v.lower() not in _NO_ANSWER]
@@ -169,11 +165,6 @@ def plain(value: Any) -> Any:
         return None
     text = str(value).strip()
     return None if text.lower() in _NOT_A_NUMBER else text
-
-
-def one_line(value: Any) -> Any:
-    """A text without its line breaks and tabs; anything else as it is."""
-    return re.sub(r"\s*[\n\r\t\v\f\x85\u2028\u2029]\s*", " ", value) if isinstance(value, str) else value
 
 
 def as_number(text: str) -> int | float | None:

@@ -7,9 +7,10 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from fairhead import audit, compare
+from fairhead import Records, audit, compare
 from fairhead.audit.audit_results import comparison_verdicts
 from fairhead.cli import main
+from fairhead.data import dataset
 from fairhead.errors import InputError
 from fairhead.report import show_page
 
@@ -52,6 +53,22 @@ def test_a_group_name_of_two_lines_or_long_words_stays_readable_in_a_terminal():
     assert ", women of age above physical-appearance" in wide.getvalue().splitlines()[0]
     result.show(Console(width=80, file=narrow))
     assert any(line.startswith("physical-appearance ") for line in narrow.getvalue().splitlines())
+
+
+def test_names_of_two_lines_are_found_as_they_were_typed():
+    names = {0: "no\nloan", 1: "a\nloan", "f": "women\nof age", "m": "men"}
+    frame = pd.DataFrame({"y": [0, 1] * 40, "p": [0, 1, 1, 1] * 20, "sex": ["f", "f", "m", "m"] * 20})
+    frame = frame.apply(lambda column: column.map(names))
+    named = {"label": "y", "prediction": "p", "groups": ["sex"], "n_boot": 100}
+    expected = audit(frame, positive="a loan", reference="women of age", **named)
+    assert expected.provenance["audit"]["classes"] == ["no loan", "a loan"]
+    for reference in (names["f"], f"sex={names['f']}", {"sex": names["f"]}):
+        found = audit(frame, positive=names[1], reference=reference, classes=[names[0], names[1]], **named)
+        assert found.estimates == expected.estimates
+    records = Records.read(frame, label="y", prediction="p", groups="sex")
+    assert audit(records, positive=names[1], reference=names["f"], n_boot=100).estimates == expected.estimates
+    own = dataset([f"post {i}" for i in range(80)], label=frame["y"], groups={"sex": frame["sex"]})
+    assert (own.classes, own.groups()["sex"].levels) == (("a loan", "no loan"), ("men", "women of age"))
 
 
 def test_a_comparison_names_its_sides_where_names_are_given():
