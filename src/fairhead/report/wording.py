@@ -287,9 +287,12 @@ def four_fifths(low: float, high: float) -> str:
 
 
 def is_finding(estimate: Estimate, level: float) -> bool:
-    """Whether a figure is significant among all that the verdict of its audit might speak of."""
-    p = estimate.detail.get("p_adjusted")
-    return p is not None and p < 1 - level
+    """Whether a figure is significant among all that the verdict of its audit might speak of.
+
+    The test of a gap knows the noise of an even model, its interval that of the observed rates: a finding needs both.
+    """
+    p, apart = estimate.detail.get("p_adjusted"), estimate.ideal != 0 or (estimate.low or 0.0) > 0
+    return p is not None and p < 1 - level and apart
 
 
 def said(estimate: Estimate, level: float) -> str:

@@ -121,7 +121,8 @@ def gap(
 
     The test of a gap θ accepts what lies in [θ − w, b(θ)]: w is the percentile half-width far from 0, and b(θ) takes
     what is left of the error. So near 0, where nothing can fall below the interval, the whole error lies on one side,
-    and the lower end is 0 exactly when an even model would show a gap this large more often than 1 time in 20.
+    and the lower end is 0 when an even model, or one with the noise of the observed rates, would show a gap this large
+    more often than 1 time in 20.
 
     `hat` are the observed group rates, of any shape [...], `error` their errors, [B, ...], and `reduce` is f, from
     [..., shape of hat] to [...]. Without `candidates` the true rates may be the observed ones, scaled.

@@ -316,3 +316,15 @@ def test_a_small_group_near_1_is_tested_with_the_noise_of_an_even_model(hits):
     apart = np.abs(counts / 70 - (hits + 2422 - counts) / 2850)
     exact = stats.hypergeom(2920, hits + 2422, 70).pmf(counts)[apart >= apart[hits] - 1e-12].sum()
     assert found.detail["p_adjusted"] == pytest.approx(exact, rel=0.5)
+
+
+@pytest.mark.parametrize(
+    ("n", "hits"), [(30, 4), (30, 5), (30, 6), (60, 10), (100, 12), (100, 13), (100, 100), (30, 0)]
+)
+@pytest.mark.parametrize("base", [100, 160])
+def test_the_verdict_has_no_finding_where_the_interval_of_two_groups_holds_0(n, hits, base):
+    """A small group whose rate is nearer one half than that of an even model has more noise, which may reach 0."""
+    group, said_yes = np.repeat(["a", "b"], [n, 2000]), np.r_[np.arange(n) < hits, np.arange(2000) < base].astype(int)
+    table = {"y": np.arange(n + 2000) % 2, "said": said_yes, "g": group}
+    found = fairhead.audit(table, label="y", prediction="said", groups="g", metrics=["DP"])
+    assert (found["DP"].low > 0) == (audit_verdicts(found)[0].tone == "bad")
