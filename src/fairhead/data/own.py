@@ -143,7 +143,7 @@ def _members(source: Source, names: Sequence[str]) -> dict[str, str]:
     there = {*source.names} if source.is_archive else None
     found = {}
     for name in names:
-        plain = name.replace("\\", "/")
+        plain = Path(name.replace("\\", "/")).as_posix()  # an archive knows no "./a"
         for written in dict.fromkeys((name, plain, normalize("NFC", plain), normalize("NFD", plain))):
             if written in there if there is not None else os.path.isfile(source.path / written):
                 found[name] = written

@@ -176,7 +176,7 @@ def test_absolute_paths_are_taken_as_they_are(pictures, tmp_path_factory):
 @pytest.mark.parametrize("packed", [False, True])
 def test_paths_that_windows_or_a_mac_wrote_are_found(tmp_path, packed):
     (tmp_path / "f" / "Sömmer").mkdir(parents=True)
-    names = ["Sömmer\\1.png", unicodedata.normalize("NFD", "Sömmer/2.png"), "Sömmer/3.png"]
+    names = [".\\Sömmer\\1.png", unicodedata.normalize("NFD", "Sömmer/2.png"), "Sömmer/3.png"]
     for i in (1, 2, 3):
         picture(i).save(tmp_path / "f" / "Sömmer" / f"{i}.png")
     rows = [{"file": name, "y": i % 2} for i, name in enumerate(names)]
