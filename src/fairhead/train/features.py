@@ -100,7 +100,7 @@ def _fill_file(folder: Path, shape: tuple[int, ...], dtype: np.dtype[Any], fill:
     size = math.prod(shape) * dtype.itemsize
     try:
         done = int(json.loads(progress.read_text(encoding="utf-8"))["rows"])
-        done = done if path.stat().st_size == size else 0
+        done = done if path.stat().st_size == size and 0 <= done <= shape[0] else 0
     except (OSError, ValueError, KeyError, TypeError):
         done = 0
     if not done:

@@ -312,11 +312,14 @@ def test_a_run_that_was_killed_goes_on_with_the_features_that_it_had(tmp_path):
     assert [path for path in (tmp_path / "killed").rglob("*") if "part" in path.name or "progress" in path.name] == []
 
 
-@pytest.mark.parametrize("progress", ["{", "[]", '{"rows": "x"}', '{"rows": 3}'])
-def test_what_a_killed_run_left_is_used_only_if_it_is_whole(tmp_path, progress):
+@pytest.mark.parametrize(
+    ("progress", "size"),
+    [("{", 48), ("[]", 48), ('{"rows": "x"}', 48), ('{"rows": 3}', 8), ('{"rows": 7}', 48), ('{"rows": -2}', 48)],
+)
+def test_what_a_killed_run_left_is_used_only_if_it_is_whole(tmp_path, progress, size):
     (tmp_path / "key.part").mkdir()
     (tmp_path / "key.part" / "progress.json").write_text(progress)
-    (tmp_path / "key.part" / "data.bin").write_bytes(bytes(8))  # 48 are expected
+    (tmp_path / "key.part" / "data.bin").write_bytes(bytes(size))  # 48 are expected
 
     def fill(array, done):
         array[done:] = np.arange(6)[done:] + 1
