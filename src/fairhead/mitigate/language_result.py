@@ -84,15 +84,14 @@ def _watched(record: TrainingRecord) -> list[str]:
     if "watched" not in record.results:
         return []
     seen = record.results["watched"]
-    # Of several sources the score is that of the one farthest from even.
-    of = "" if isinstance(record.data.get("source", ""), str) else " farthest from even of any source"
+    of = "" if isinstance(record.data.get("source", ""), str) else " of the source that is most clearly off even"
     before, after = seen["before"], seen["after"]
     kept = f"the weights after step {seen['chosen']} are kept"
     if not seen["chosen"]:
         most = (1 + record.plan["perplexity_rise"]) * before["perplexity"]
         kept = (
-            "the original weights are kept: no check had a score at least as near to 50 % and a perplexity of at most "
-            f"{most:.2f} (--perplexity-rise)"
+            "the original weights are kept: no check had a score at least as near to 50 %, or as chance explains, and "
+            f"a perplexity of at most {most:.2f} (--perplexity-rise)"
         )
     return [
         f"on {seen['items']} watched items the stereotype score{of} went from {100 * before['ss']:.1f} to "

@@ -66,24 +66,29 @@ def set_aside(items: Sequence[StereoSetItem], plan: LanguagePlan) -> TripletSpli
 
 
 def scores_of(scorer: Scorer) -> Callable[[Sequence[StereoSetItem]], float]:
-    """The stereotype score of items under a model, as StereoSet has it; of several sources that farthest from even."""
-    return lambda items: _figure("stereoset", "ss", _farthest(scorer, items))
+    """The stereotype score of items, as StereoSet has it; of several sources that of the one most clearly off even."""
+    return lambda items: _clearest(scorer, items)[0]
 
 
-def _farthest(scorer: Scorer, items: Sequence[StereoSetItem]) -> ItemTable:
-    """The answers to the items of the source whose score is farthest from even."""
+def _clearest(scorer: Scorer, items: Sequence[StereoSetItem]) -> tuple[float, float]:
+    """The score of the source that is most clearly off even, and how far it may be off by chance.
+
+    That is the source whose interval leaves even out farthest; where none does, that with the shortest interval. A few
+    terms, whose score varies most, do not speak for the others.
+    """
     answers = scorer.score(stereoset.requests(items), on_long="skip")
     sources = sorted({item.source for item in items})
     tables = [stereoset.table([item for item in items if item.source == source], answers) for source in sources]
-    return max(tables, key=lambda table: _from_even(_figure("stereoset", "ss", table)))
+    found = [(_figure("stereoset", "ss", table), _chance(table)) for table in tables]
+    return max(found, key=lambda one: (round(max(0.0, _from_even(one[0]) - one[1]), 9), -round(one[1], 9)))
 
 
 def _chance(table: ItemTable) -> float:
-    """How far a score of these terms may be off by chance: to the end of its interval; of too few terms, any way."""
+    """How far the interval of the score reaches towards even; of too few terms for an interval, all the way."""
     found = stereoset.BENCHMARK.result(table)["ss"]
     if found.value is None or found.low is None or found.high is None:
         return 0.5
-    return max(found.high - found.value, found.value - found.low)
+    return found.value - found.low if found.value > 0.5 else found.high - found.value
 
 
 def _from_even(score: float) -> float:
@@ -98,8 +103,8 @@ def looker(
     chosen = texts or [item.texts.unrelated for item in items]
 
     def look(see: Callable[[Look], None] | None) -> Look:
-        table = _farthest(scorer, items)
-        found = Look(_figure("stereoset", "ss", table), _perplexity(scorer, chosen), _chance(table))
+        score, chance = _clearest(scorer, items)
+        found = Look(score, _perplexity(scorer, chosen), chance)
         if see is not None:
             see(found)
         return found

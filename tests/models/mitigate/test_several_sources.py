@@ -16,10 +16,11 @@ from fairhead.data.sentences import GOLD_LABELS, CrowsPair, read_bbq
 from fairhead.errors import InputError
 from fairhead.language.answers import Score
 from fairhead.language.benchmarks import bbq as bbq_benchmark
+from fairhead.language.benchmarks import stereoset
 from fairhead.language.running import TrainingRecord, read_data, without_training_targets
 from fairhead.mitigate.balance_pairs import BalancePairs
 from fairhead.mitigate.language_trainer import LanguageTrainer, scores_of, set_aside
-from fairhead.mitigate.sentence_losses import _chance, _farthest
+from fairhead.mitigate.sentence_losses import _clearest
 from fairhead.mitigate.triplets import TripletData, swapped_people, targets
 from fairhead.train import LanguagePlan
 from fairhead.train.step import say_once
@@ -97,37 +98,56 @@ def test_means_are_those_of_each_source(both):
 
 
 @pytest.mark.parametrize(
-    ("likelier", "seen"), [((8, 2), 0.8), ((6, 1), 0.1), ((3, 5), 0.3), ((9,), 0.9), ((5, 5), 0.5)]
+    ("likelier", "seen"), [((32, 12), 0.8), ((24, 4), 0.1), ((12, 20), 0.3), ((36,), 0.9), ((20, 20), 0.5)]
 )
 def test_no_source_hides_what_becomes_of_another(likelier, seen):
-    """Of 10 terms a source so many prefer the stereotype: by the mean of 8 and 2 the model would be even."""
-    items, scores = [], {}
-    for source, n in zip("ab", likelier, strict=False):
-        for i in range(10):
-            one = replace(ITEMS[0], id=f"{source}{i}", target=f"{source}{i}", source=source)
+    """Of 40 terms a source so many prefer the stereotype: by the mean of 32 and 12 the model would be near even."""
+    items, scores = scored(*((40, n) for n in likelier))
+    score = scores_of(SimpleNamespace(score=lambda requests, on_long: {r.id: scores[r.id] for r in requests}))
+    assert score(items) == pytest.approx(seen)
+    assert score(items[::-1]) == score(items)
+
+
+def clearest(*sources):
+    """Score and chance of sources of so many terms, of which so many prefer the stereotype."""
+    items, scores = scored(*sources)
+    return _clearest(SimpleNamespace(score=lambda requests, on_long: scores), items)
+
+
+def scored(*sources):
+    items, scores, values = [], {}, ((-1.5, -2.0, -3.0), (-1.5, -1.0, -3.0))
+    for source, (terms, likelier) in enumerate(sources):
+        for i in range(terms):
+            one = replace(ITEMS[0], id=f"{source}-{i}", target=f"{source}-{i}", source=str(source))
             items.append(one)
-            for label, value in zip(GOLD_LABELS, (-1.5, -1.0 if i >= n else -2.0, -3.0), strict=True):
-                name = f"{one.kind}/{one.id}/{label}"
-                scores[name] = Score(name, value, 1)
-    scorer = SimpleNamespace(score=lambda requests, on_long: {r.id: scores[r.id] for r in requests})
-    assert scores_of(scorer)(items) == pytest.approx(seen)
-    assert scores_of(scorer)(items[::-1]) == scores_of(scorer)(items)
+            for label, value in zip(GOLD_LABELS, values[i >= likelier], strict=True):
+                scores[f"{one.kind}/{one.id}/{label}"] = Score("", value, 1)
+    return items, scores
 
 
 @pytest.mark.parametrize(
-    ("terms", "likelier", "clear"), [(8, 8, False), (15, 9, False), (60, 36, False), (60, 48, True)]
+    ("terms", "likelier", "clear"), [(8, 8, False), (15, 9, False), (60, 36, False), (60, 48, True), (60, 12, True)]
 )
 def test_few_watched_terms_tell_little(terms, likelier, clear):
-    """Of so many terms so many prefer the stereotype: whether that is clearly more than half of them."""
-    items = [replace(ITEMS[0], id=str(i), target=str(i)) for i in range(terms)]
-    values = (-1.5, -2.0, -3.0), (-1.5, -1.0, -3.0)
-    scores = {
-        f"{one.kind}/{one.id}/{label}": Score("", value, 1)
-        for i, one in enumerate(items)
-        for label, value in zip(GOLD_LABELS, values[i >= likelier], strict=True)
-    }
-    table = _farthest(SimpleNamespace(score=lambda requests, on_long: scores), items)
-    assert (likelier / terms - 0.5 > _chance(table)) == clear
+    """Of so many terms so many prefer the stereotype: whether that is clearly more or less than half of them."""
+    score, chance = clearest((terms, likelier))
+    assert (abs(score - 0.5) > chance) == clear
+
+
+@pytest.mark.parametrize("terms", [11, 14, 17, 23, 40])
+def test_a_score_is_clear_where_its_interval_leaves_even_out(terms):
+    for likelier in range(terms + 1):
+        table = stereoset.table(*scored((terms, likelier)))
+        found = stereoset.BENCHMARK.result(table)["ss"]
+        score, chance = clearest((terms, likelier))
+        assert (abs(score - 0.5) > chance) == (not found.low <= 0.5 <= found.high)
+
+
+@pytest.mark.parametrize(("few", "seen"), [(9, 0.6), (11, 0.6), (4, 0.6), (15, 1.0), (0, 0.0)])
+def test_a_few_terms_of_one_source_do_not_speak_for_many_of_another(few, seen):
+    """15 terms beside 200 of which 60 % prefer the stereotype: only what chance leaves out is seen of them."""
+    assert clearest((200, 120), (15, few))[0] == pytest.approx(seen)
+    assert clearest((15, few), (200, 120))[0] == pytest.approx(seen)
 
 
 def test_what_is_kept_of_a_pair_is_neutral_text(both, tmp_path):
@@ -173,7 +193,7 @@ def test_held_out_parts_of_both_are_compared(both, sources, tmp_path, capsys, ca
     assert "its authors ask that none be trained on it" in caplog.text
     assert "It was trained on CrowS-Pairs" in (tmp_path / "out/README.md").read_text()
     said = " ".join(capsys.readouterr().out.split())
-    assert "the stereotype score farthest from even of any source went from" in said
+    assert "the stereotype score of the source that is most clearly off even went from" in said
     record, split = TrainingRecord.read(tmp_path / "out"), TripletData(both, held_out=(0.25, 0.5)).read()
     assert record.data["source"] == both
     assert record.data["held_out"] == [0.25, 0.5]
