@@ -12,6 +12,7 @@ from fairhead.data.files import MALFORMED, Line, Skips, Source, table_of, text_f
 from fairhead.data.own_table import opened
 from fairhead.data.splits import joined_keys, split_within, words_in_common
 from fairhead.errors import InputError
+from fairhead.records import composed
 
 DIRECTIONS = ("stereo", "antistereo")
 
@@ -93,7 +94,7 @@ def read_pairs(
         table.load(*names, kind, which, of, named, key := table.find(id, ("id",)))
         ids, kinds, directions = table.ids(key), table.names(kind, "all"), table.optional(which, "stereo")
         languages, terms = table.names(of, ""), table.optional(named, "")
-        if language is not None and language not in languages:
+        if language is not None and (language := composed(language)) not in languages:
             known = ", ".join(sorted({*languages} - {""})) or "no column of languages"
             raise InputError(f"{table.name} has no row of the language {language!r}; it has {known}")
         if language is None and len({*languages}) > 1:

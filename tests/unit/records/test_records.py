@@ -304,3 +304,18 @@ def test_names_of_groups_are_of_one_line(name, tmp_path):
         Records.from_arrays(**rows),
     ):
         assert records.groups["race"].levels == ("one", "two lines")
+
+
+def test_names_of_several_lines_are_found_as_they_were_written(tmp_path):
+    """Whoever has them in a file names them so: as classes, as the positive one, in a condition, and in a data set."""
+    names, groups = np.array(["no\nway", "yes\tsir"]), ["two\nlines", "one", "one", "two\nlines"]
+    file, label = tmp_path / "records.csv", names[[0, 1, 0, 1]]
+    frame = pd.DataFrame({"id": range(4), "label": label, "prediction": label, "race": groups})
+    frame.to_csv(file, index=False)
+    how = {"label": "label", "prediction": "prediction", "groups": ["race"]}
+    assert Records.read(file, **how, positive=names[1]).classes[-1] == "yes sir"
+    assert Records.read(file, **how, classes=[*names]).classes == ("no way", "yes sir")
+    assert len(Records.read(file, **how, where="race = 'two\nlines'")) == 2
+    assert len(Records.read(file, **how, where="race = 'two lines'")) == 2
+    own = dataset([f"post {i}" for i in range(4)], label=label, groups={"race": groups})
+    assert (own.classes, own.groups()["race"].levels) == (("no way", "yes sir"), ("one", "two lines"))
