@@ -238,6 +238,7 @@ def reference_groups(given: Any, columns: Mapping[str, Column], rows: Mapping[st
         name, group = _reference(composed(str(text)), groups)
         if chosen.setdefault(name, group) != group:
             raise InputError(f"Column {name!r} has two reference groups, {chosen[name]!r} and {group!r}; name one.")
+    chosen = {name: composed(str(group)) for name, group in chosen.items()}
     for name, group in chosen.items():
         if name not in groups or group not in groups[name]:
             have = f"column {name!r}, which has {groups[name]}" if name in groups else f"any of {list(groups)}"
@@ -255,7 +256,7 @@ def reference_groups(given: Any, columns: Mapping[str, Column], rows: Mapping[st
 
 def _reference(text: str, groups: Mapping[str, Sequence[str]]) -> tuple[str, str]:
     """The column and the group that a text names: "White" where one column has it, or "race=White"."""
-    having = [name for name, known in groups.items() if text in known]
+    having = [name for name, known in groups.items() if composed(text) in known]
     column, sign, group = text.partition("=")
     if not having and sign and column in groups:
         return column, group

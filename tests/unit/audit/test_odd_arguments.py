@@ -104,3 +104,11 @@ def test_an_address_and_a_workbook_are_answered_with_what_to_do(tmp_path):
     result = audit(pd.DataFrame({"y": [0, 1] * 20, "p": [0, 1] * 20}), label="y", prediction="p")
     with pytest.raises(InputError, match=r"written to '5'; give a path that ends in \.html"):
         result.report(5)
+
+
+@pytest.mark.parametrize(("written", "kept"), [("two\nlines", "two lines"), ("Que\u0301bec", "Qu\u00e9bec")])
+def test_a_reference_group_is_found_as_it_was_written(written, kept):
+    frame = pd.DataFrame({"y": [0, 1] * 40, "p": [0, 1, 1, 0] * 20, "where": ["north", "north", "north", written] * 20})
+    for reference in (written, f"where={written}", {"where": written}, kept):
+        found = audit(frame, label="y", prediction="p", groups=["where"], reference=reference, n_boot=100)
+        assert found.provenance["audit"]["reference"] == {"where": kept}
