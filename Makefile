@@ -14,9 +14,8 @@ demo: .venv/.demo
 TORCH_FREE := $(addprefix src/fairhead/,errors.py settings.py store.py records stats audit report data cli)
 WITH_TORCH := $(addprefix src/fairhead/,bench demo.py discover heads language locate mitigate models train callback.py verbs.py)
 
-# One process a core; the tensors are small, so threads within a process would only get in each other's way. AMX is left
-# alone: some virtual machines announce it and have none, and a product in bfloat16 ends the process there.
-PYTEST := OMP_NUM_THREADS=1 ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 $(BIN)/python -m pytest --numprocesses auto --dist worksteal
+# One process a core; the tensors are small, so threads within a process would only get in each other's way.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
 test: .venv/.dev
 	$(PYTEST) tests/unit -m "not slow" --doctest-modules $(TORCH_FREE)

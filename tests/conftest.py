@@ -1,5 +1,6 @@
 """Tiers: the folder a test lies in is its marker."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,10 @@ from hypothesis import settings
 # in the slow tier, and where there is no derandomize.
 settings.register_profile("patient", deadline=None, derandomize=True)
 settings.load_profile("patient")
+
+# Some virtual machines announce AMX and have none: there a product in bfloat16 ends the process. oneDNN reads this when
+# it is first used, also in processes that tests start.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
