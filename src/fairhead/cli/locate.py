@@ -248,8 +248,9 @@ def _named(edit: Edit, learn: bool) -> _Named:
     if edit.heads is not None:
         return _Named(heads_named(edit.heads))
     found = read_head_map(str(edit.chosen))
-    half, gains = found.get("choosing_sha256"), gains_of(found, str(edit.chosen))
-    if edit.kind == "gain" and gains and not learn:
+    half = found.get("choosing_sha256")
+    gains = gains_of(found, str(edit.chosen)) if edit.kind == "gain" and not learn else {}
+    if gains:
         return _Named(tuple(gains), tuple(gains.values()), half)
     if not found["selected"]:
         raise InputError(f"{edit.chosen} has no selected heads to edit: name heads with --heads L11H1,L10H5")

@@ -499,6 +499,9 @@ def test_the_gains_of_a_dose_are_taken_from_its_head_map(clip, faces, capsys, tm
         with pytest.raises(SystemExit):
             main([*ablate, str(again)])
         assert "not one number for each of its heads" in " ".join(capsys.readouterr().err.split())
+    for others in (["mean"], ["gain", "--target", "0.5", "--target-metric", "DP"]):  # which need no gains of the map
+        main(["ablate", "--model", str(clip), *quick, "--json", "-", "--from", str(again), "--kind", *others])
+        assert "The gains are those of the head map." not in json.loads(capsys.readouterr().out)["notes"]
 
 
 def test_gains_are_learned_for_a_target_with_the_groups(clip, faces, capsys, tmp_path) -> None:
