@@ -15,6 +15,7 @@ from fairhead.data.files import Skips
 from fairhead.data.sentences import StereoSetItem, TripletSplit, split_by_target
 from fairhead.errors import InputError
 from fairhead.language.answers import TOO_LONG
+from fairhead.language.benchmark import Measure
 from fairhead.language.benchmarks import benchmark_named, stereoset
 from fairhead.language.benchmarks.perplexity import Document
 from fairhead.language.benchmarks.perplexity import table as perplexity_table
@@ -25,6 +26,7 @@ from fairhead.language.row_layout import Sentences, stack
 from fairhead.language.scorer import Scorer
 from fairhead.mitigate.triplets import SHARE, Prepared, TokenTriplet, encode_triplets, stack_triplets
 from fairhead.settings import NotNegative, Option, Positive, Share, check_config
+from fairhead.stats.clusters import cluster_means
 from fairhead.train import LanguagePlan
 from fairhead.train.step import Parts
 from fairhead.train.tuning import Look
@@ -79,16 +81,14 @@ def _clearest(scorer: Scorer, items: Sequence[StereoSetItem]) -> tuple[float, fl
     answers = scorer.score(stereoset.requests(items), on_long="skip")
     sources = sorted({item.source for item in items})
     tables = [stereoset.table([item for item in items if item.source == source], answers) for source in sources]
-    found = [(_figure("stereoset", "ss", table), _chance(table)) for table in tables]
-    return max(found, key=lambda one: (round(max(0.0, _from_even(one[0]) - one[1]), 9), -round(one[1], 9)))
+    return max(map(_with_chance, tables), key=lambda one: (max(0.0, _from_even(one[0]) - one[1]), -one[1]))
 
 
-def _chance(table: ItemTable) -> float:
-    """How far the interval of the score reaches towards even; of too few terms for an interval, all the way."""
-    found = stereoset.BENCHMARK.result(table)["ss"]
-    if found.value is None or found.low is None or found.high is None:
-        return 0.5
-    return found.value - found.low if found.value > 0.5 else found.high - found.value
+def _with_chance(table: ItemTable) -> tuple[float, float]:
+    """The score of a table, and half the width of its interval: Student's over the terms, so that few of them do."""
+    terms = _measure("stereoset", "ss", table).sums(table)[:, :1]
+    found = cluster_means(terms, range(len(terms)))
+    return float(found.value[0]), float(found.high[0] - found.value[0]) if len(terms) > 1 else 0.5
 
 
 def _from_even(score: float) -> float:
@@ -138,13 +138,13 @@ def wrecked(model: nn.Module, tokenizer: Any, items: Sequence[StereoSetItem]) ->
 
 
 def _perplexity(scorer: Scorer, texts: Sequence[str]) -> float:
-    documents = [Document(str(i), text) for i, text in enumerate(dict.fromkeys(texts))]
-    return _figure("perplexity", "perplexity", perplexity_table(scorer, documents))
-
-
-def _figure(benchmark: str, metric: str, table: ItemTable) -> float:
-    measure = next(one for one in benchmark_named(benchmark).measures_of(table) if one.metric == metric)
+    table = perplexity_table(scorer, [Document(str(i), text) for i, text in enumerate(dict.fromkeys(texts))])
+    measure = _measure("perplexity", "perplexity", table)
     return float(measure.statistic(measure.sums(table).sum(axis=0)))
+
+
+def _measure(benchmark: str, metric: str, table: ItemTable) -> Measure:
+    return next(one for one in benchmark_named(benchmark).measures_of(table) if one.metric == metric)
 
 
 @dataclass(frozen=True)
