@@ -50,7 +50,7 @@ _WHAT_WAS_DONE = (
     "start from the same weights and train for the same number of epochs. Neither training nor selection sees the "
     "background as a column; it is used only to audit the test pictures and to locate the heads."
 )
-_SIDES = "A is the model after plain training, B the one that auto selected; both are tested on the same pictures."
+_SIDES = "Plain training (erm) and the model that auto selected are tested on the same pictures."
 
 
 def shaded_digits(
@@ -228,8 +228,8 @@ def _report(
             "group labels, how much can it reduce the gap without them, and which attention heads contribute to it? "
             f"{_SIDES}"
         ),
-        # What was found before how: a page shows the first three sentences.
-        verdict=sorted([*ran.verdict, *found.verdict, *heads.verdict], key=lambda sentence: sentence.tone == "note"),
+        # What was found before how: a page shows the first three sentences. Then the heads, and what their edits do.
+        verdict=[*sorted([*ran.verdict, *found.verdict], key=lambda said: said.tone == "note"), *heads.verdict],
         sections=[
             Text(title="Method", text=_WHAT_WAS_DONE.format(bias=100 * plan.bias, **digits.sizes)),
             *found.sections[:2],

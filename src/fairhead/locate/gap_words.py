@@ -47,12 +47,12 @@ class GapLocated(Located[Evaluation]):
     figure: ClassVar[str] = "metric"
     caption: ClassVar[str] = "p: random heads lower it as much, matched by layer or by output norm"
     edit_names: ClassVar[Mapping[str, str]] = {
-        "mean": "replacing their output by its balanced mean",
-        "zero": "setting them to zero",
-        "resample": "giving them another row's output",
-        "project": "erasing the group from their output (LEACE)",
+        "mean": "replacing the heads' output by its balanced mean",
+        "zero": "setting the heads to zero",
+        "resample": "giving the heads another row's output",
+        "project": "erasing the group from the heads' output (LEACE)",
         "splince": "erasing the group and keeping the label's covariance (SPLINCE)",
-        "gain": "scaling their output around its mean",
+        "gain": "scaling the heads' output around its mean",
         "balance": "refitting the last layer with balanced clusters",
     }
 

@@ -50,9 +50,9 @@ class PairLocated(Located[TextPairs]):
     figure: ClassVar[str] = "figure"
     caption: ClassVar[str] = "p layer: random heads of the same layers lower it as much"
     edit_names: ClassVar[Mapping[str, str]] = {
-        "mean": "replacing their output by its mean",
-        "zero": "setting them to zero",
-        "resample": "replacing their output by that at a token of another text",
+        "mean": "replacing the heads' output by its mean",
+        "zero": "setting the heads to zero",
+        "resample": "replacing the heads' output by that at a token of another text",
     }
     limits: ClassVar[tuple[str, ...]] = (
         "A head's direct contribution is the slope of the log-odds in what the head itself writes to the last layer; "
