@@ -114,11 +114,12 @@ class Mitigated(Result):
             question = f"How accurate is {cell.backbone.name}, trained with {name}? {cell.data.name} has no groups."
         if self.compared is not None and self.against is not None:
             if by:
-                trained = f"when trained with {name} (B) than with {_trained(self.against)} (A)"
+                trained = f"when trained with {name} than with {_trained(self.against)}"
                 question = f"Does {cell.backbone.name} have smaller gaps by {by} {trained}?"
             title = f"{name} against {self.against}"
             sections = [Compared(title=title, comparison=self.compared, a_name=self.against, b_name=name)]
-            verdict = [*comparison_verdicts(self.compared, (_trained(self.against), name)), *verdict]
+            alone = [s if s.tone == "note" else Sentence(f"{name}: {s.text}", s.tone) for s in verdict]
+            verdict = [*comparison_verdicts(self.compared, (_trained(self.against), name)), *alone]
         elif self.comparison is not None:
             same = f"Both models are the same, because {name} selected plain training."
             verdict = [Sentence(same, "unclear"), *verdict]
