@@ -32,7 +32,7 @@ is too large for one GPU, `--device-map auto` spreads it over several. An 8B mod
 _ELSEWHERE = """
 You can generate texts on one machine and measure them on another:
 
-    fairhead lm {0} --model SmolLM2-135M --data {0} --generate-only --out runs
+    fairhead lm {0} --model hub:HuggingFaceTB/SmolLM2-135M --data {0} --generate-only --out runs
 
     fairhead lm {0} --data {0} --score-only runs/journals/{0}-1a2b3c4d.jsonl --json {0}.json
 """
@@ -45,9 +45,9 @@ To continue an interrupted run, repeat the same command.
 
 **Examples**
 
-    fairhead lm suite --model SmolLM2-135M --data DATA --out runs/base
+    fairhead lm suite --model hub:HuggingFaceTB/SmolLM2-135M --data DATA --out runs/base
 
-    fairhead lm suite --model SmolLM2-135M-klaad --data DATA --out runs/klaad
+    fairhead lm suite --model klaad --data DATA --out runs/klaad
 
     fairhead lm compare runs/base runs/klaad --html before-after.html
 """

@@ -21,15 +21,19 @@ from fairhead.store import locked, refuse_others
 EPILOG = """
 **Examples**
 
-    fairhead locate --model clip-vit-base-patch16 --data fairface:FairFace.zip --group gender --label age --out heads
+    fairhead locate --model hub:openai/clip-vit-base-patch16 --data fairface:FairFace.zip --group gender
+      --label age --out heads
 
-    fairhead locate --model dinov2-small --data celeba:CelebA --group gender --label Attractive --limit 2000
+    fairhead locate --model hub:facebook/dinov2-small --data celeba:CelebA --group gender
+      --label Attractive --limit 2000
 
-    fairhead locate --model own/model --data images:labels.csv --label smiling --group sex --out heads
+    fairhead locate --model run/model --data images:labels.csv --label smiling --group sex --out heads
 
-    fairhead locate --model SmolLM2-135M --data crows:crows_pairs_anonymized.csv --forward --rank effect --out heads
+    fairhead locate --model hub:HuggingFaceTB/SmolLM2-135M --data crows:crows_pairs_anonymized.csv
+      --forward --rank effect --out heads
 
-    fairhead locate --model run/plain/model --against run/dam/model --data images:labels.csv --group sex --label smiling
+    fairhead locate --model run/plain/model --against run/dam/model --data images:labels.csv --group sex
+      --label smiling
 
     fairhead locate --model toxicity-bert --data hatexplain:HateXplain --group Women --label toxic --forward
 
@@ -47,12 +51,14 @@ this takes one pass per head; on a CPU all heads are estimated from gradients an
 ABLATE_EPILOG = """
 **Examples**
 
-    fairhead ablate --heads L11H1,L10H5 --model clip --data fairface:FairFace.zip --group gender --label age
+    fairhead ablate --heads L11H1,L10H5 --model hub:openai/clip-vit-base-patch16
+      --data fairface:FairFace.zip --group gender --label age
 
-    fairhead ablate --from heads/headmap.json --kind project --save edited --model clip --data celeba:CelebA
-    --group gender --label Attractive
+    fairhead ablate --from heads/headmap.json --kind project --save edited
+      --model hub:openai/clip-vit-base-patch16 --data celeba:CelebA --group gender --label Attractive
 
-    fairhead ablate --from heads/headmap.json --kind zero --save edited --model SmolLM2-135M --data crows:pairs.csv
+    fairhead ablate --from heads/headmap.json --kind zero --save edited
+      --model hub:HuggingFaceTB/SmolLM2-135M --data crows:pairs.csv
 
 Each control set takes one pass over the reporting half of the images, from the first edited layer on: choose `--draws`
 and `--limit` accordingly.
@@ -65,7 +71,7 @@ _NOT_FOR_PAIRS = (
 VIEW_EPILOG = """
 **Example**
 
-    fairhead locate --model own/model --data images:labels.csv --label smiling --group sex --out heads
+    fairhead locate --model run/model --data images:labels.csv --label smiling --group sex --out heads
 
     fairhead view heads
 

@@ -43,7 +43,7 @@ Other methods, and references that train with groups:
 
     fairhead mitigate dam --data utkface:UTKFace.zip --model vit-8x8 --epochs 30 --batch-size 256 --lr 1e-4 --out dam
 
-    fairhead mitigate jtt --data celeba:CelebA --label Attractive --model path:dinov2-small
+    fairhead mitigate jtt --data celeba:CelebA --label Attractive --model hub:facebook/dinov2-small
       --train last_encoder --option upweight=20 --against erm --out jtt
 
     fairhead mitigate group_dro --reference-group white --data utkface:UTKFace.zip --model vit-8x8 --out reference
@@ -92,20 +92,24 @@ lists the training terms, so that `fairhead lm` leaves them out when it scores t
 
 **Examples**
 
-    fairhead mitigate balance_pairs --model SmolLM2-135M --data stereoset:dev.json --neutral text.txt --out even
+    fairhead mitigate balance_pairs --model hub:HuggingFaceTB/SmolLM2-135M --data stereoset:dev.json
+      --neutral text.txt --out even
 
-    fairhead mitigate balance_pairs --model SmolLM2-135M --data stereoset:dev.json --data pairs:own.csv
-      --held-out 0.3,0.5 --out both
+    fairhead mitigate balance_pairs --model hub:HuggingFaceTB/SmolLM2-135M --data stereoset:dev.json
+      --data pairs:own.csv --held-out 0.3,0.5 --out both
 
-    fairhead mitigate klaad --model SmolLM2-135M --data stereoset:dev.json --out klaad
+    fairhead mitigate klaad --model hub:HuggingFaceTB/SmolLM2-135M --data stereoset:dev.json --out klaad
 
-    fairhead mitigate klaad --model SmolLM2-135M --data pairs:own.csv --lora 8 --lr 1e-4 --out klaad-lora
+    fairhead mitigate klaad --model hub:HuggingFaceTB/SmolLM2-135M --data pairs:own.csv --lora 8
+      --lr 1e-4 --out klaad-lora
 
-    fairhead mitigate klaad --model SmolLM2-135M --data stereoset:dev.json --grid klaad-ablations --out ablations
+    fairhead mitigate klaad --model hub:HuggingFaceTB/SmolLM2-135M --data stereoset:dev.json
+      --grid klaad-ablations --out ablations
 
-    fairhead mitigate cda --model SmolLM2-135M --data stereoset:dev.json --swaps winobias --out cda
+    fairhead mitigate cda --model hub:HuggingFaceTB/SmolLM2-135M --data stereoset:dev.json --swaps winobias --out cda
 
-    fairhead mitigate self_debias --model SmolLM2-135M --bias-type gender --bias-type race --out self
+    fairhead mitigate self_debias --model hub:HuggingFaceTB/SmolLM2-135M --bias-type gender
+      --bias-type race --out self
 
 Compare with a model trained with cross-entropy alone (`balance_control`; for KLAAD, `--kl-weight 0 --triplet-weight 0`)
 to separate the effect of the method from that of fine-tuning on the same sentences.

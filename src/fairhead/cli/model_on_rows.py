@@ -37,18 +37,21 @@ DISCOVER_EPILOG = """
 
 Which groups does an encoder find in pictures or posts?
 
-    fairhead discover --data images:labels.csv --label smiling --encoder dinov2-small --out found
+    fairhead discover --data images:labels.csv --label smiling --encoder hub:facebook/dinov2-small --out found
 
-    fairhead discover --data texts:posts.csv --label toxic --encoder minilm-l6 --clusters 16 --out found
+    fairhead discover --data texts:posts.csv --label toxic
+      --encoder hub:sentence-transformers/all-MiniLM-L6-v2 --clusters 16 --out found
 
 How well do they agree with known groups? (Known groups are optional and never used to find clusters.)
 
-    fairhead discover --data celeba:CelebA --label Attractive --group Male --encoder clip-vit-base-patch16 --out found
+    fairhead discover --data celeba:CelebA --label Attractive --group Male
+      --encoder hub:openai/clip-vit-base-patch16 --out found
 
 Does a classifier treat them equally? The pair with the largest gap is selected on one half of the rows and reported on
 the other half, which corrects for selecting the worst of many:
 
-    fairhead discover --data images:labels.csv --label smiling --encoder dinov2-small --model run/model --out found
+    fairhead discover --data images:labels.csv --label smiling --encoder hub:facebook/dinov2-small
+      --model run/model --out found
 
 Use the groups in other commands:
 
@@ -58,7 +61,7 @@ Use the groups in other commands:
       --group discovered --out heads
 
     fairhead mitigate balance --data images:labels.csv --label smiling --groups-from found/groups.csv
-      --group discovered --model path:dinov2-small --out run
+      --group discovered --model hub:facebook/dinov2-small --out run
 
 **How it works**: the encoder turns each row into a vector (computed once, then cached), which is scaled to unit length
 and standardised. k-means clusters the vectors. Unless `--clusters` is given, the number of clusters is the one on which
@@ -80,7 +83,8 @@ ATTENTION_EPILOG = """
 
     fairhead attention --model run/model --against plain/model --data utkface:UTKFace.zip --group white --out maps
 
-    fairhead attention --model minilm-l6 --data hatexplain:hatexplain --group Women --layer 3 --dimension q:0:5
+    fairhead attention --model hub:sentence-transformers/all-MiniLM-L6-v2 --data hatexplain:hatexplain
+      --group Women --layer 3 --dimension q:0:5
 
 Models are ordinary Hugging Face folders, or folders written by `fairhead mitigate`.
 """
