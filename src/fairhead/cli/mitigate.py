@@ -122,7 +122,7 @@ class Asked:
 
     Attributes:
         data: as reader:path: utkface:UTKFace.zip, images:labels.csv, texts:posts.csv.
-        model: a new model (vit-8x8: layers × heads), a folder, or a hub name in the local cache.
+        model: a new model (vit-8x8: layers × heads), a folder, or a hub name in the local cache (hub:NAME downloads it).
         option: a setting of the method, such as price=1 of auto; see below.
         out: folder for model, records, audit and report.
     """
@@ -172,7 +172,7 @@ class Changed:
     """Which language model is changed, and where to.
 
     Attributes:
-        model: folder of a causal language model, or a hub name in the local cache.
+        model: folder of a causal language model, or a hub name in the local cache (hub:NAME downloads it).
         out: folder for the new model.
         device: device: cpu, cuda, cuda:1, ...; auto uses a GPU if there is one.
         keep_adapter: with --lora, also save the adapter in DIR/adapter.

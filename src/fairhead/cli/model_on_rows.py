@@ -95,7 +95,7 @@ class Predicting:
     """What is answered by what.
 
     Attributes:
-        model: a classifier of pictures or texts: a folder, or a hub name in the local cache.
+        model: a classifier of pictures or texts: a folder, or a hub name in the local cache (hub:NAME downloads it).
         data: as reader:path: images:new.csv, texts:posts.csv, celeba:CelebA.
         part: rows to predict: test, val, ..., or all. The default is test, or all if there is neither a split column
             nor a list of the model's training rows.
@@ -135,7 +135,8 @@ class Discovering:
 
     Attributes:
         data: as reader:path: celeba:CelebA, images:labels.csv, texts:posts.csv.
-        encoder: a folder or a hub name in the local cache; or features:FILE.npz with precomputed features.
+        encoder: a folder or a hub name in the local cache (hub:NAME downloads it); or features:FILE.npz with
+            precomputed features.
         model: a classifier to audit by cluster (a folder or a name), or its records (a table with ids).
         part: rows to audit the model on: test, val, ..., or all.
         clusters: number of clusters; by default the most stable one.
@@ -184,7 +185,7 @@ class Looking:
     """What is looked at, and where to.
 
     Attributes:
-        model: folder of the model, or a hub name in the local cache.
+        model: folder of the model, or a hub name in the local cache (hub:NAME downloads it).
         data: as reader:path, such as utkface:UTKFace.zip or images:labels.csv.
         against: folder of another model to show side by side.
         out: folder for report.html and attention.json.

@@ -22,8 +22,8 @@ class Source:
     Attributes:
         data: as reader:path: pictures (fairface, celeba, utkface, images), texts (hatexplain, texts), or pairs of
             sentences (crows, stereoset, pairs, triplets).
-        model: folder of an image model, a text classifier or a causal language model, or a name on the hub that is
-            cached.
+        model: an image model, a text classifier or a causal language model: a folder, or a hub name in the local cache
+            (hub:NAME downloads it).
         concept: for pairs, use only this type of bias (default: all). For pictures and texts, the same as --group: a
             column, gender or age of published faces, an attribute in --prompts, or a community that posts are about.
         task: column of the classes; the same as --label.
