@@ -122,7 +122,8 @@ class Asked:
 
     Attributes:
         data: as reader:path: utkface:UTKFace.zip, images:labels.csv, texts:posts.csv.
-        model: a new model (vit-8x8: layers × heads), a folder, or a hub name in the local cache (hub:NAME downloads it).
+        model: a new model (vit-8x8: layers × heads), a folder, or a hub name in the local cache (hub:NAME downloads
+            it).
         option: a setting of the method, such as price=1 of auto; see below.
         out: folder for model, records, audit and report.
     """
