@@ -92,7 +92,7 @@ def _verdicts(entries: list[MethodEntry]) -> str:
         named = {_plain(name).removesuffix("ing") for name in cells[0].partition(":")[0].split(",")}
         if line.startswith("| ") and len(cells) == 4 and known & named:
             claim = cells[0].partition(": ")[2]
-            found.append(f"- {f'*{claim}*. ' if claim else ''}{cells[1]}: **{cells[2]}** ({cells[3]})")
+            found.append(f"- {f'*{claim}*. ' if claim else ''}{cells[1]}: {cells[2]} ({cells[3]})")
     return (
         "\n".join(found).replace("](results/", "](../results/").replace("the same pages", "[evidence](../evidence.md)")
     )
