@@ -25,10 +25,10 @@ from fairhead.report.wording import (
 from fairhead.stats import Difference, Estimate, GroupRow
 
 _RATE_NAMES = {"selection_rate": "selected", "base_rate": "base rate", "mean_error": "mean error"}
-# Columns that a rate takes with its interval on the same line or on a second one; those of the group and its n.
+# Columns that a rate takes with its interval on the same line or on a second one, and the space between columns.
 _RATE_WIDTH = 19
-_STACKED_WIDTH = 15
-_GROUP_WIDTH = 20
+_STACKED_WIDTH = 14
+_SPACE = 2
 # Below this width, names share a column, and the comparison leaves out the minimum detectable effect.
 _NARROW = 80
 # From this width on, a difference and its interval stand on one line.
@@ -56,10 +56,13 @@ def show_audit(console: Console, audit: AuditFigures, wanted: Sequence[str] = ()
     for group_by in dict.fromkeys(row.group_by for row in audit.by_group):
         console.print()
         rows, n_hidden = _shown_groups([row for row in audit.by_group if row.group_by == group_by])
-        left = console.width - _GROUP_WIDTH
-        room = max(1, left // _RATE_WIDTH, min(4, left // _STACKED_WIDTH))
+        named = _longest_word(row.group for row in rows) + _SPACE + max(len(f"{row.n:,}") for row in rows)
+        left = console.width - named
+        stacked = max(1, left // _STACKED_WIDTH)
+        room = max(left // _RATE_WIDTH, min(4, stacked))
         rates = list(wanted) or main_rates(list(rows[0].rates), room)
-        console.print(_group_table(rows, rates, group_by, level))
+        for start in range(0, len(rates), stacked):  # where many are wanted, a second table holds what does not fit
+            console.print(_group_table(rows, rates[start : start + stacked], group_by, level, left))
         if n_hidden:
             console.print(f"[dim]and {n_hidden:,} smaller groups (all in --json)[/]", highlight=False)
         gaps = [e for e in audit.estimates if e.group_by == group_by]
@@ -171,16 +174,20 @@ def _longest_word(names: Iterable[str]) -> int:
     return min(20, max((len(word) for name in names for word in name.split()), default=1))
 
 
-def _group_table(rows: Sequence[GroupRow], rates: Sequence[str], group_by: str, level: float) -> Table:
-    """One line a group: n and its rates."""
+def _group_table(rows: Sequence[GroupRow], rates: Sequence[str], group_by: str, level: float, left: int) -> Table:
+    """One line a group: n and its rates, for which so much of the width is left."""
     unit = "percent with " if any(is_share(rate) for rate in rates) else ""
     table = _table(f"{escape(group_by)}: each group, {unit}{100 * level:g} % intervals")
-    table.add_column(escape(group_by), overflow="fold", min_width=_longest_word(row.group for row in rows))
+    titles, word = [_RATE_NAMES.get(rate, rate) for rate in rates], _longest_word(row.group for row in rows)
+    figures = [[_figure(row.rates[rate]) for rate in rates] for row in rows]
+    wide = sum(_SPACE + max(map(len, column)) for column in zip(titles, *figures, strict=True))
+    # Where rates must give way, just so wide: a least width that they do not give way to cuts off the last one.
+    table.add_column(escape(group_by), overflow="fold", min_width=word, width=word if wide > left else None)
     table.add_column("n", justify="right", no_wrap=True)
-    for rate in rates:
-        table.add_column(escape(_RATE_NAMES.get(rate, rate)), justify="right", overflow="fold")
-    for row in rows:
-        table.add_row(escape(row.group), f"{row.n:,}", *(_figure(row.rates[rate]) for rate in rates))
+    for title in titles:
+        table.add_column(escape(title), justify="right", overflow="fold")
+    for row, of_group in zip(rows, figures, strict=True):
+        table.add_row(escape(row.group), f"{row.n:,}", *of_group)
     return table
 
 

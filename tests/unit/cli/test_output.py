@@ -15,6 +15,7 @@ import fairhead
 from fairhead.cli import main
 from fairhead.cli.common import Progress, _columns
 from fairhead.records import Records
+from fairhead.report.terminal_tables import show_audit
 
 HOSTILE = ["\x1b[31mred\x07", "\u202egnp.exe", "[bold]x[/]", "Zoë – ŷ", "\ud800", "nul\0"]
 ARGUMENTS = ["--label", "y", "--pred", "yhat", "--group", "race", "--n-boot", "100"]
@@ -106,6 +107,31 @@ def test_no_width_cuts_a_word_of_a_comparison():
         assert {word for word in shown if word.startswith(("differ", "wors", "sig"))} <= {
             *("difference", "differs", "worse", "worst", "significant")
         }, width
+
+
+SEVEN = ("TPR", "FPR", "FNR", "FDR", "NPV", "accuracy", "precision")
+
+
+@pytest.mark.parametrize("wanted", [(), SEVEN[1:5], SEVEN])
+def test_no_width_cuts_off_a_rate_of_a_group(wanted):
+    """With names as long as those of COMPAS, also in the 80 columns that a file is given."""
+    rng = np.random.default_rng(0)
+    race = np.array(["African-American", "Caucasian", "Native American"])[rng.choice(3, 3000, p=[0.7, 0.29, 0.01])]
+    label = rng.integers(2, size=3000)
+    prediction = np.where(rng.random(3000) < 0.7, label, 1 - label)
+    found = fairhead.audit(Records.from_arrays(label, prediction, groups={"race": race}), metrics=["DP"], n_boot=100)
+    for width in range(60, 130):
+        console = Console(file=io.StringIO(), width=width)
+        show_audit(console, found, wanted)
+        shown = console.file.getvalue().partition("gaps in points")[0].replace("selected", "selection_rate")
+        heads = [line.split()[2:] for line in shown.splitlines() if line.startswith("race  ")]
+        rates = [name for line in heads for name in line]
+        assert rates == list(wanted) or (not wanted and len(rates) >= 2), width
+        for row in found.by_group:
+            for span in [rate.span for name, rate in row.rates.items() if name in rates and rate.value is not None]:
+                value, low, high = (f"{100 * number:.1f}" for number in (span.value, span.low, span.high))
+                assert re.search(rf"(?<!\d){value}\b", shown), (width, row.group)
+                assert f"({low}–{high})" in shown, (width, row.group)
 
 
 def test_a_worst_group_says_what_it_goes_without(tmp_path):
