@@ -14,10 +14,10 @@ from fairhead.audit.candidate_rates import contrasts_of, signed_gap
 from fairhead.audit.catalogue import Metric
 from fairhead.audit.estimate import enough_rows
 from fairhead.audit.metrics import NO_REPLICATE, Reduction, Rules, Stack, association_value
-from fairhead.audit.ranked import CALIBRATION_BINS, binned_auc
+from fairhead.audit.ranked import CALIBRATION_BINS, binned_auc, equal_bins
 from fairhead.audit.rates import Rates
 from fairhead.audit.run_audit import tables_for
-from fairhead.audit.score_rates import LABEL, Scores, ScoreTables, equal_bins
+from fairhead.audit.score_rates import LABEL, Scores, ScoreTables
 from fairhead.audit.tables import Draws, Tables
 from fairhead.records import Column
 from fairhead.stats import Difference, Estimate, Span, intervals

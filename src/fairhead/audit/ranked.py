@@ -24,6 +24,8 @@ _CELLS = 1 << 14  # between the lowest and the highest score; those two have cel
 # By how much an AUC may be off because all scores of a cell count as equal, times the root of the rows of a class.
 _OFF = 0.03
 _LEAST = 1e-30  # so that nothing is divided by 0
+# The errors of a calibrated model are drawn in bins where it expects fewer hits, or fewer misses.
+_FEW_HITS = 10
 
 
 class Entries(NamedTuple):
@@ -248,6 +250,21 @@ def normal_sums(mean: Array, square: Array, rows: Array, n_boot: int, rng: np.ra
     return found.transpose(2, 1, 0)
 
 
+def calibrated_errors(error: Array, rows: NDArray[np.int64], expected: Array, rng: np.random.Generator) -> Array:
+    """Errors [B, K] of a group's K terms of calibration as they would be if it were calibrated.
+
+    Of the rows in each bin, [K], and the hits that their scores promise, [K]. A bin without a hit shows no noise when
+    its rows are drawn again, though by chance it might have had some: there, hits are drawn as the scores have them.
+    """
+    few = np.minimum(expected, rows - expected) < _FEW_HITS
+    if not few.any():
+        return error
+    share = np.clip(expected[few] / np.maximum(rows[few], 1), 0.0, 1.0)
+    found = error.copy()
+    found[:, few] = (expected[few] - rng.binomial(rows[few], share, (len(error), len(share)))) / rows.sum()
+    return found
+
+
 class Auc(NamedTuple):
     """Area under the ROC curve, ties counted half, and its variance; NaN without both classes."""
 
@@ -313,3 +330,14 @@ def drawn_together(star: Array, parts: Array, rng: np.random.Generator) -> Array
 def dot(a: Array, b: Array) -> Array:
     """Sums of products over the last axis; BLAS starts threads for these, which wait where others use the cores."""
     return np.asarray(np.einsum("...e,...e->...", a, b))
+
+
+def equal_bins(values: Array, bins: int) -> NDArray[np.int8]:
+    """The bin of each value, in bins of equal mass; equal values share a bin.
+
+    Example:
+        >>> equal_bins(np.array([0.3, 0.1, 0.2, 0.2]), 2).tolist()
+        [1, 0, 1, 1]
+    """
+    edges = np.sort(values)[(np.arange(1, bins) * len(values)) // bins] if len(values) else values
+    return np.searchsorted(edges, values, side="right").astype(np.int8)

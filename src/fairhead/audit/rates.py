@@ -119,6 +119,8 @@ class Terms(NamedTuple):
     hat: Array
     star: Array
     curve: bool = False  # they are points of a curve, and neighbours err alike
+    # From a group's errors [B, K] and its number to those that it would have if its true terms were all 0
+    even: Callable[[Array, int], Array] | None = None
 
 
 @dataclass(frozen=True)
@@ -163,11 +165,11 @@ class Rates:
     def sum_interval(self, g: int, level: float) -> intervals.Interval:
         """The interval of a group's sum of absolute values."""
         assert self.terms is not None
-        hat, star, curve = self.terms
+        hat, star, curve, even = self.terms
 
         def made() -> intervals.Interval:
             error = (hat[:, g] - star[..., g]) * self.wide(level)[0, g]
-            return intervals.absolute_sum(hat[:, g], error, level, curve)
+            return intervals.absolute_sum(hat[:, g], error, level, curve, None if even is None else even(error, g))
 
         return self._once((g, level), made)
 
@@ -215,7 +217,10 @@ class Rates:
     def of_groups(self, groups: NDArray[np.bool_], replicates: NDArray[np.bool_]) -> "Rates":
         """A rate that is a sum of absolute values, of some groups [G] and with some replicates [B] only."""
         assert self.terms is not None
-        terms = Terms(self.terms.hat[:, groups], self.terms.star[replicates][..., groups], self.terms.curve)
+        hat, star, curve, even = self.terms
+        numbers = np.flatnonzero(groups)
+        own = None if even is None else lambda error, g: even(error, int(numbers[g]))
+        terms = Terms(hat[:, groups], star[replicates][..., groups], curve, own)
         clusters = None if self.clusters is None else self.clusters[groups]
         star = self.star[replicates][..., groups]
         return Rates(self.hat[:, groups], star, self.rows[:, groups], self.need, clusters, terms)

@@ -27,8 +27,10 @@ from fairhead.audit.ranked import (
     ScoreTable,
     auc_of,
     binned_auc,
+    calibrated_errors,
     dot,
     drawn_together,
+    equal_bins,
     normal_sums,
 )
 from fairhead.audit.rates import Rates, Terms, unsettle
@@ -182,7 +184,13 @@ class ScoreTables:
             drawn = (table.star * distance).sum(axis=-2)
             star = np.swapaxes(divide(drawn, table.star.sum(axis=(-1, -2))[..., None]), -1, -2)
         error, error_star = (np.abs(terms).sum(axis=-2, keepdims=True) for terms in (hat, star))
-        return Rates(error, error_star, rows[None], lambda c: "rows", self.clusters, Terms(hat, star))
+        terms = Terms(hat, star, even=self._calibrated if self._plain else None)
+        return Rates(error, error_star, rows[None], lambda c: "rows", self.clusters, terms)
+
+    def _calibrated(self, error: Array, g: int) -> Array:
+        """The errors [B, K] that the terms of a group's calibration error would have if it were calibrated."""
+        rows, expected = self._top.rows[g].sum(axis=0), self._top.powers[0][g].sum(axis=0)
+        return calibrated_errors(error, rows, expected, self._generator(f"calibrated {g}"))
 
     @property
     def _plain(self) -> bool:
@@ -233,17 +241,6 @@ def _without_bins(variance: Array, binned: Array) -> Array:
     with np.errstate(invalid="ignore", divide="ignore"):
         factor = np.sqrt(variance / binned)
     return np.where(np.isfinite(factor) & (binned > 0), np.maximum(factor, 0.5), 1.0)
-
-
-def equal_bins(values: Array, bins: int) -> NDArray[np.int8]:
-    """The bin of each value, in bins of equal mass; equal values share a bin.
-
-    Example:
-        >>> equal_bins(np.array([0.3, 0.1, 0.2, 0.2]), 2).tolist()
-        [1, 0, 1, 1]
-    """
-    edges = np.sort(values)[(np.arange(1, bins) * len(values)) // bins] if len(values) else values
-    return np.searchsorted(edges, values, side="right").astype(np.int8)
 
 
 def abroca(scores: ScoreTables, reference: int) -> Rates:

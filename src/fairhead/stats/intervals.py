@@ -199,12 +199,15 @@ def gap(
     return Interval(low, observed + max(width, 0.0), se, mean, "inversion", critical, even, surest=surest)
 
 
-def absolute_sum(hat: Array, error: Array, level: float = 0.95, curve: bool = False) -> Interval:
+def absolute_sum(
+    hat: Array, error: Array, level: float = 0.95, curve: bool = False, even: Array | None = None
+) -> Interval:
     """Interval of Σ|term|, such as a calibration error: folded like a gap, and with an interval like one.
 
-    Of terms [K] and their errors [B, K]; replicates with NaN are left out, and if none is left the ends are NaN. Where
-    the terms are points of a `curve`, neighbours err alike. Where it crosses 0 by chance, errors before and after seem
-    to cancel out; so the upper end is as far away as if all terms had one sign.
+    Of terms [K] and their errors [B, K]; replicates with NaN are left out, and if none is left the ends are NaN. If the
+    true terms were all 0, the errors would be those of `even`, [B, K]. Where the terms are points of a `curve`,
+    neighbours err alike. Where it crosses 0 by chance, errors before and after seem to cancel out; so the upper end is
+    as far away as if all terms had one sign.
 
     Example:
         >>> noise = np.random.default_rng(0).normal(0, 0.01, (2001, 15))
@@ -233,6 +236,8 @@ def absolute_sum(hat: Array, error: Array, level: float = 0.95, curve: bool = Fa
         at=lambda theta: hat * (theta / observed),
         signed=lambda _: folded(_FAR) - _FAR * observed,
         shown=lambda theta: folded(theta / observed),
+        errors=None if even is None else lambda _: Errors(even, even),
+        even=lambda: hat,
     )
     found = gap(hat, error, lambda terms: np.abs(terms).sum(axis=-1), candidates, level)
     if not curve:
