@@ -126,16 +126,18 @@ class Ranked:
         of_groups = np.split(positions, np.cumsum(np.bincount(by_score, minlength=n_groups))[:-1])
         return [ascending._merged(some) for some in of_groups]
 
-    def auc_parts(self, entries: Entries, own: NDArray[np.bool_]) -> Array:
-        """What each of a group's own rows adds to its AUC, less the mean of its class: [n] to the shape [rows]."""
+    def auc_parts(self, entries: Entries, own: NDArray[np.bool_], cluster: Codes | None) -> Array:
+        """What each of a group's own rows, or clusters, adds to its AUC, less the mean of its class: [rows]."""
         hit, places = self.hit[own], np.searchsorted(entries.value, self.score[own])
+        weight = np.ones(len(hit)) if self.weight is None else self.weight[own]
         down, up = entries.mass
         placed = [(part.cumsum() - part / 2)[np.minimum(places, len(part) - 1)] for part in (down, up)]
-        found = np.where(hit, placed[0] / max(down.sum(), 1), -placed[1] / max(up.sum(), 1))
+        found = np.where(hit, placed[0] / max(down.sum(), _LEAST), -placed[1] / max(up.sum(), _LEAST))
         for some in (hit, ~hit):
             if some.any():
-                found[some] = (found[some] - found[some].mean()) / some.sum()
-        return found
+                found[some] -= dot(found[some], weight[some]) / weight[some].sum()
+                found[some] *= weight[some] / weight[some].sum()
+        return found if cluster is None else np.asarray(np.bincount(cluster[own], found), dtype=np.float64)
 
     def _merged(self, rows: NDArray[np.intp] | slice) -> Entries:
         """Entries of some rows, which are in ascending order."""

@@ -137,10 +137,11 @@ class ScoreTables:
             rows.append(smaller)
         need = "rows in the smaller of its two classes"
         star = stars[0][:, None] if len(stars) == 1 else np.stack(stars, axis=1)
-        if len(stars) > 1 and self._plain:  # with clusters, the same seed mostly draws the same ones for each class
+        if len(stars) > 1:
             for g in range(self.n_groups):
                 both = zip(self.scores.by_class, self.by_class, strict=True)
-                parts = [ranked.auc_parts(table.entries[g], self.group == g) for ranked, table in both]
+                own, cluster = self.group == g, self.scores.cluster
+                parts = [ranked.auc_parts(table.entries[g], own, cluster) for ranked, table in both]
                 star[..., g] = drawn_together(star[..., g], np.stack(parts), self._generator(f"AUC of group {g}"))
         rates = Rates(np.stack(hats), star, np.stack(rows), lambda c: need, self.clusters)
         return replace(rates, star=unsettle(rates, "AUC"))

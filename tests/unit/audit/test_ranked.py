@@ -250,15 +250,23 @@ def test_figures_near_the_end_of_their_scale_are_drawn_from_counts(monkeypatch):
     np.testing.assert_array_equal(drawn[0].star, drawn[1].star)
 
 
-@pytest.mark.parametrize(("n", "classes"), [(600, 5), (6600, 3)])
-def test_aucs_of_several_classes_vary_together_as_in_other_samples(n, classes):
+@pytest.mark.parametrize(
+    ("n", "classes", "units"),
+    [(600, 5, "rows"), (6600, 3, "rows"), (600, 5, "weights"), (600, 5, "clusters of one"), (900, 3, "clusters")],
+)
+def test_aucs_of_several_classes_vary_together_as_in_other_samples(n, classes, units):
     """Their mean, an overall AUC, has the standard error that it has over 250 samples; so have those of each class."""
 
     def sample(seed):
         rng = np.random.default_rng(seed)
         label, scores = rng.integers(0, classes, n), rng.normal(size=(n, classes))
+        weight = np.full(n, 2.0) if units == "weights" else None
+        cluster = np.arange(n) // (3 if units == "clusters" else 1) if units.startswith("clusters") else None
+        if units == "clusters":  # whose rows err alike
+            scores[:, 0] += rng.normal(size=n // 3)[cluster]
         scores[np.arange(n), label] += 1
-        return score_rates.Scores(label, 1 / (1 + np.exp(-scores + scores.mean(axis=1, keepdims=True))))
+        probabilities = 1 / (1 + np.exp(-scores + scores.mean(axis=1, keepdims=True)))
+        return score_rates.Scores(label, probabilities, weight, cluster)
 
     def tables(seed, n_boot):
         return score_rates.ScoreTables(sample(seed), np.zeros(n, dtype=int), 1, n_boot, 0)
