@@ -132,7 +132,9 @@ class Images(Sequence[Image.Image]):
         lost = [name for name in names if name not in members]
         if lost:
             what = f"{len(lost)} of the {len(names)} images in {listed_in} are not there, such as {lost[0]}"
-            skips.errors("image is missing", lost, f"{what}, looked for in {source.path.absolute()}")
+            url = lost[0].startswith(("http:/", "https:/"))
+            why = "a URL: download the pictures first" if url else f"looked for in {source.path.absolute()}"
+            skips.errors("image is missing", lost, f"{what}, {why}")
         rows = np.flatnonzero([name in members for name in names])
         images = cls(source, [members[names[row]] for row in rows.tolist()])
         good = images.decodable(skips)

@@ -7,7 +7,7 @@ stripped, and rows without an id are numbered from 1. Pairs and triplets of sent
 import logging
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +30,7 @@ NO_LABEL = "none"
 PATH = ("path", "file", "image", "filename", "file_name", "image_path")
 TEXT = ("text", "post", "comment", "sentence")
 _TABLES = (".csv", ".tsv", ".jsonl", ".parquet", ".csv.gz", ".tsv.gz", ".jsonl.gz")
+_LONGEST = 500  # characters of the name of a class
 _CLASSES = 20  # no more than these may be as many as half of the rows
 _log = logging.getLogger("fairhead")
 
@@ -238,6 +239,9 @@ def _labelled(name: str, table: Table, rows: NDArray[np.intp], inputs: Inputs, h
             f"numbers or ids ({', '.join(map(repr, labels.levels[:3]))}, ...); expected a column of classes: name "
             "another, or make classes of its values first"
         )
+    if (longest := max(map(len, labels.levels), default=0)) > _LONGEST:
+        what = f"the label {how.label!r} holds a value of {longest:,} characters, like a text"
+        raise InputError(f"{table.name}: {what}; expected a column of classes: name another")
     # A row without a person is a person of its own.
     known = None if how.person is None else table.cells(how.person)[rows].tolist()
     person = None if known is None else np.array([who or f"row {row}" for who, row in zip(known, rows, strict=True)])
@@ -328,8 +332,8 @@ def dataset(source: Any, *, kind: str | None = None, **options: Any) -> Dataset 
 
     Args:
         source: "reader:path" ("celeba:CelebA", "images:labels.csv"), a pandas or polars DataFrame, an Arrow table,
-            a `datasets.Dataset`, lists by column name, or a list of PIL images or texts.
-        kind: "images", "texts", "pairs" or "triplets", if the columns of an object do not show it.
+            a `datasets.Dataset`, lists by column name, or a list, array or Series of PIL images or texts.
+        kind: "images", "texts", "pairs" or "triplets", if neither the columns of an object nor the options show it.
         options: `label`, `groups`, `split`, `id`, `person` and other options of the reader: column names, or with a
             list of images or texts, the values themselves (groups as {name: values}).
 
@@ -343,12 +347,14 @@ def dataset(source: Any, *, kind: str | None = None, **options: Any) -> Dataset 
     if isinstance(source, str):
         reader, path = parse_spec(source)
         return reader.read(path, **reader.named(options))
+    if isinstance(source, np.ndarray) or type(source).__name__ == "Series":  # of pandas or polars
+        source = list(source)
     if isinstance(source, Sequence) and len(source):
         kind = kind or ("texts" if isinstance(source[0], str) else "images")
         source, options = _lists(source, kind, options)
     if kind is None:
         with opened(source) as table:
-            kind = _kind(table)
+            kind = _kind(table, {name for name, value in options.items() if value is not None}, options.get("input"))
     return reader_named(kind).read(source, **reader_named(kind).named(options))
 
 
@@ -364,8 +370,13 @@ def _lists(source: Sequence[Any], kind: str, options: Mapping[str, Any]) -> tupl
     return {str(name): list(values) for name, values in columns.items()}, named
 
 
-def _kind(table: Table) -> str:
-    """What the columns of a table are of."""
+def _kind(table: Table, options: Collection[str], input: str | None) -> str:
+    """What a table holds, by the options that are given, by the column that is named as input, or by its columns."""
+    for kind, own in (("pairs", ("more", "less")), ("triplets", ("stereotype", "anti_stereotype", "unrelated"))):
+        if not {*own}.isdisjoint(options):
+            return kind
+    if (named := table.find(input, ())) and (held := _held(table.values(named))):
+        return held
     fitting = {
         "pairs": any(table.find(None, (more,)) and table.find(None, (less,)) for more, less in MORE_LESS),
         "texts": table.find(None, TEXT),
@@ -377,3 +388,13 @@ def _kind(table: Table) -> str:
     seen = f"could be {' or '.join(found)}" if found else "has no column that shows its kind"
     known = "images, texts, pairs or triplets"
     raise InputError(f"{table.name} {seen}: say kind= {known}. Its columns: {', '.join(table.columns)}")
+
+
+def _held(values: Sequence[Any]) -> str | None:
+    """Whether these are pictures (or paths of pictures) or texts, by the first value that is either."""
+    for value in values:
+        if isinstance(value, str):
+            return "images" if value.strip().lower().endswith(PICTURES) else "texts"
+        if isinstance(value, bytes | Mapping) or hasattr(value, "__array_interface__"):
+            return "images"
+    return None

@@ -90,7 +90,11 @@ class Table:
         twice = [text for text, count in Counter(ids).items() if count > 1]
         if twice:
             shown = ", ".join(twice[:5]) + (", ..." if len(twice) > 5 else "")
-            raise InputError(f"{self.name}: {len(twice)} ids of the column {name!r} are there more than once: {shown}")
+            what = (
+                f"{len(twice):,} id{' is' if len(twice) == 1 else 's are'} there more than once in the column {name!r}"
+            )
+            do = "make them distinct, or name another column (--id; in Python id=)"
+            raise InputError(f"{self.name}: {what}: {shown}; {do}")
         return np.array(ids, dtype=np.str_)
 
     def sentences(self, names: Sequence[str], skips: Skips) -> dict[int, tuple[str, ...]]:

@@ -323,7 +323,10 @@ def test_groups_change_nothing_of_what_is_trained_on(tmp_path, caplog):
         ({"label": "toxic", "person": "who"}, "has no column 'who'"),
         ({"label": "toxic", "input": "txt"}, "has no column 'txt'"),
         ({"label": "toxic", "groups": ["toxic"]}, "'toxic' is what is predicted"),
-        ({"label": "toxic", "id": "about"}, "2 ids of the column 'about' are there more than once: men, women"),
+        (
+            {"label": "toxic", "id": "about"},
+            "2 ids are there more than once in the column 'about': men, women; make them distinct, or name another",
+        ),
         ({"lable": "toxic"}, "texts has no option 'lable'.*Did you mean 'label'"),
         ({"label": "toxic", "fractions": {"train": 0.5}}, "must sum to 1"),
     ],
@@ -477,6 +480,8 @@ def test_the_kind_of_an_object_is_seen_by_its_columns():
         dataset(pd.DataFrame({"text": ["a"], "path": ["b"], "label": ["c"]}))
     with pytest.raises(InputError, match="has no column that shows its kind: say kind="):
         dataset(pd.DataFrame({"a": [1]}))
+    with pytest.raises(InputError, match="has no column that shows its kind: say kind="):
+        dataset(pd.DataFrame({"a": [1], "y": ["b"]}), input="a", label="y")
     with pytest.raises(InputError, match="int is not a table"):
         dataset(3)
     with pytest.raises(InputError, match="columns of one length"):
@@ -500,6 +505,43 @@ def test_the_words_of_own_data_are_understood_by_published_readers(pictures):
 
 words = st.text(st.characters(codec="utf-8", exclude_categories=("Cs", "Cc")), min_size=0, max_size=12)
 cells = st.lists(st.tuples(words, words, words), min_size=1, max_size=12)
+
+
+def test_the_kind_of_an_object_is_seen_by_the_columns_that_are_named(tmp_path):
+    """Names of columns say nothing where they are not those that fairhead knows: what is in them does."""
+    names = {"input": "Datei", "label": "Art"}
+    frame = pd.DataFrame({"Datei": [None, " a post"], "Art": ["x", "y"]})
+    assert dataset(frame, **names, on_error="skip").all.inputs == ("a post",)
+    picture(5).save(tmp_path / "a.PNG")
+    paths = [str(tmp_path / "a.PNG")] * 2
+    assert dataset(pd.DataFrame({"Datei": paths, "Art": ["x", "y"]}), **names).name == "images"
+    assert dataset({"Datei": [picture(3), picture(4)], "Art": ["x", "y"]}, **names).name == "images"
+    file = write(tmp_path / "posts.csv", [{"Datei": "a post", "Art": "x"}])
+    assert dataset(file, **names).name == "texts"
+    three = pd.DataFrame({"one": ["S"], "two": ["A"], "three": ["U"]})
+    assert dataset(three, more="one", less="two").name == "pairs"
+    assert dataset(three, stereotype="one", anti_stereotype="two", unrelated="three").name == "triplets"
+    with pytest.raises(InputError, match=r"no column 'datei'\. Did you mean 'Datei'"):
+        dataset(frame, input="datei", label="Art")
+
+
+@pytest.mark.parametrize("made", [pd.Series, np.array])
+def test_a_series_and_an_array_are_taken_as_a_list(made):
+    data = dataset(made(["a", "b"]), label=made(["x", "y"]), groups={"sex": made(["f", "m"])})
+    assert (data.all.inputs, data.classes) == (("a", "b"), ("x", "y"))
+    pictures = np.stack([np.asarray(picture(shade)) for shade in (3, 7)])
+    assert dataset(pictures, label=["x", "y"]).all.inputs.as_array(2)[:, 0, 0, 0].tolist() == [3, 7]
+
+
+def test_a_class_has_no_name_as_long_as_a_text():
+    with pytest.raises(InputError, match="the label 'y' holds a value of 501 characters, like a text; expected a col"):
+        dataset({"text": ["a", "b"], "y": ["x" * 501, "no"]}, label="y")
+
+
+def test_pictures_that_are_urls_are_to_be_downloaded(tmp_path):
+    path = write(tmp_path / "labels.csv", [{"path": "https://x.org/a.jpg", "label": "x"}])
+    with pytest.raises(InputError, match=r"not there, such as https:/.*a URL: download the pictures first"):
+        read("images", path)
 
 
 @given(cells, st.sampled_from(["csv", "tsv", "jsonl"]))
