@@ -132,6 +132,7 @@ def score(
     from fairhead.stats.bootstrap import Resampling
 
     chosen = benchmark_named(benchmark)
+    _parted(options, [f.name for f in fields(chosen.options)], (), chosen.name, data)
     how = Resampling(chosen.n_boot if n_boot is None else n_boot, seed, level)
     data = data if isinstance(data, str | Path | Items) else dataset(data)
     spec = hold(data) if isinstance(data, Items) else data
@@ -267,7 +268,7 @@ def locate(
 
     of_source = [f.name for f in fields(Source) if f.name not in ("model", "data", "concept", "task", "beside")]
     for_source, for_plan = _parted(
-        options, of_source, [f.name for f in fields(LocatePlan) if f.name != "count"], "locate"
+        options, of_source, [f.name for f in fields(LocatePlan) if f.name != "count"], "locate", data
     )
     held = data if isinstance(data, Dataset | Items | str) else dataset(data, label=label, groups=(by,) if by else ())
     if isinstance(model, str | Path):
@@ -328,7 +329,7 @@ def mitigate(
                 raise InputError(f"{argument} is for classifiers, but {name} changes a language model: leave it out")
         options |= {"seed": seed}
         return _change_language(model, data, method, groups, options, out, tokenizer=beside, progress=progress)
-    of_run, of_plan = _parted(options, [f.name for f in fields(RunSettings)], PLAN_FIELDS, "mitigate")
+    of_run, of_plan = _parted(options, [f.name for f in fields(RunSettings)], PLAN_FIELDS, "mitigate", data)
     how = RunSettings(against=against, **of_run)
     check_settings(RunSettings, vars(how), "mitigate")
     if isinstance(data, str):
@@ -358,7 +359,7 @@ def _change_language(
     trains, reads = hasattr(kind, "session"), not hasattr(kind, "attach")
     of_plan = [f.name for f in fields(LanguagePlan)] if trains else ["seed"]
     of_data = ["held_out", "bias_type", "kind", "limit", "split_seed"] if reads else []
-    for_plan, for_data = _parted(options, of_plan, [*of_data, "device"], name)
+    for_plan, for_data = _parted(options, of_plan, [*of_data, "device"], name, data)
     device, triplets = str(for_data.pop("device", "auto")), None
     if reads and data is not None:
         several = data if isinstance(data, list | tuple) and all(isinstance(o, str | Items) for o in data) else [data]
@@ -384,8 +385,14 @@ def _dataset(data: Any, options: Mapping[str, Any], labelled: bool = True) -> Da
     return found
 
 
-def _parted(options: Mapping[str, Any], one: Sequence[str], other: Sequence[str], verb: str) -> list[dict[str, Any]]:
+def _parted(
+    options: Mapping[str, Any], one: Sequence[str], other: Sequence[str], verb: str, data: Any
+) -> list[dict[str, Any]]:
     """The options of one kind, and those of another; some are of both, and what is neither is refused."""
     for name in options:
+        of_reader = isinstance(data, str) and not Path(data).exists() and name not in (*one, *other)
+        if of_reader and name in parse_spec(str(data)).reader.options:
+            read = f"fairhead.dataset({data!r}, {name}=...)"
+            raise InputError(f"{verb} has no option {name!r}, which says how data are read: give {read} as data")
         check_known(name, [*one, *other], f"{verb} has no option {name!r}; it has")
     return [{k: v for k, v in options.items() if k in names} for names in (one, other)]

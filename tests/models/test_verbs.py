@@ -1,8 +1,10 @@
 """The verbs in Python: own pictures, posts and pairs from memory to an audited, located, edited and saved model."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
+from functools import partial
 
 import made_posts
 import numpy as np
@@ -227,6 +229,24 @@ def test_locate_names_the_groups_that_there_are(run):
         fairhead.locate(run.out / "model", faces(), by="race", device="cpu")
     with pytest.raises(InputError, match="locate has no option 'drawz'"):
         fairhead.locate(run.out / "model", faces(), by="sex", drawz=3)
+
+
+def test_too_few_rows_are_told_with_those_left_out_in_whole_sentences(run):
+    left_out = "compared within a class: use more images. 80 images were left out: the model was trained on them. "
+    with pytest.raises(InputError, match=re.escape(left_out)):
+        fairhead.locate(run.out / "model", faces(), by="sex", limit=20, device="cpu")
+
+
+def test_options_of_a_reader_are_sent_to_dataset():
+    for verb, spec, option in (
+        (partial(fairhead.locate, "m", "texts:own.csv"), "texts:own.csv", "input"),
+        (partial(fairhead.mitigate, "m", "images:own.csv", "erm"), "images:own.csv", "person"),
+        (partial(fairhead.mitigate, "m", "pairs:own.csv", "klaad"), "pairs:own.csv", "more"),
+        (partial(fairhead.score, "m", "crows", "pairs:own.csv"), "pairs:own.csv", "less"),
+    ):
+        told = f"has no option '{option}', which says how data are read: give fairhead.dataset('{spec}', {option}=...)"
+        with pytest.raises(InputError, match=re.escape(told)):
+            verb(**{option: "column"})
 
 
 def pairs(n=60):

@@ -291,7 +291,7 @@ def open_session(
         try:
             comparable_rows(evaluation, choosing)
         except InputError as error:  # what was left out may be why
-            raise InputError(". ".join([str(error), *chosen.notes]).removesuffix(".")) from None
+            raise InputError(f"{error}. {' '.join(chosen.notes)}".rstrip(". ")) from None
     kind = TextInputs if is_text else ImageInputs
     inputs: RowInputs = kind(source.model, chosen.items, source.batch_size, source.device, source.beside)
     classifier = own_task(inputs.model, is_text, evaluation.classes)
