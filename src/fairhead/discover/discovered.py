@@ -18,6 +18,7 @@ from fairhead.errors import InputError
 from fairhead.locate.rows import halves
 from fairhead.records import Column, Records
 from fairhead.report import Report, Result, Sentence
+from fairhead.report.model_card import name_of, short_data
 from fairhead.report.sections import Section
 from fairhead.report.sections.attention_sections import picture_address
 from fairhead.report.sections.audited import Audited
@@ -109,7 +110,8 @@ class Discovered(Result):
 
     def page(self) -> Report:
         """Clusters, their stability, their agreement with named groups, gaps."""
-        where = str(self.provenance["data"])
+        data = str(self.provenance["data"])
+        where = short_data(data) if ":" in data else "rows given in Python"
         sections: list[Section] = [self._cards(), self._tables()]
         name = str(self.provenance.get("model"))
         if self.gap is not None:
@@ -123,7 +125,7 @@ class Discovered(Result):
             sections.append(Audited(title="The model by clusters", name=name, audit=self.audit))
         return Report(
             title="Discovered groups",
-            question=f"Which groups does {self.provenance['encoder']} find in {where}?",
+            question=f"Which groups does {name_of(str(self.provenance['encoder']))} find in {where}?",
             verdict=[self._found(), *(_agrees(a) for a in self.agreement), *self._paid()],
             sections=sections,
             provenance=dict(self.provenance),

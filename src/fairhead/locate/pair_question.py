@@ -33,7 +33,7 @@ from fairhead.stats import adjust
 _EXTREMES = 3
 _FEW = 50
 _LEAST = 10  # pairs of a category, at least, for a figure of it
-_OWN = {"pairs": "your own", "triplets": "your own"}
+_OWN = {"pairs": "your own pairs", "triplets": "your own triplets"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,13 +70,13 @@ class PairLocated(Located[TextPairs]):
     @property
     def title(self) -> str:
         """Of the report."""
-        return f"Heads that contribute to the stereotypes of {self.name}"
+        return f"Heads that contribute to stereotypes in {self.name}"
 
     @property
     def asked(self) -> str:
         """What is asked."""
         return (
-            f"A language model reads pairs of texts of {self.name}, a stereotype and an anti-stereotype. Which "
+            f"A language model reads pairs of texts from {self.name}, a stereotype and an anti-stereotype. Which "
             "attention heads make the one more likely than the other, and what happens to the log-odds when those "
             "heads change?"
         )

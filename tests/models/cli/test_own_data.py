@@ -322,7 +322,9 @@ def test_heads_are_edited_on_own_sentences(kind, llama, tmp_path):
         csv.writer(handle).writerows([names, *(item.texts[: len(names)] for item in ITEMS * 8)])
     few = ["--n-boot", "100", "--draws", "5", "--device", "cpu"]
     run("locate", "--model", llama, "--data", f"{kind}:{file}", *few, "--out", tmp_path / "heads")
-    assert (tmp_path / "heads" / "headmap.json").exists()
+    page = json.loads((tmp_path / "heads" / "report.json").read_text())
+    assert page["title"] == f"Heads that contribute to stereotypes in your own {kind}"
+    assert page["question"].startswith(f"A language model reads pairs of texts from your own {kind}, a stereotype and")
     run("ablate", "--heads", "L0H0", "--kind", "zero", "--model", llama, "--data", f"{kind}:{file}", *few,
         "--save", tmp_path / "edited")  # fmt: skip
     assert (tmp_path / "edited" / "config.json").exists()

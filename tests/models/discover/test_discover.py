@@ -70,6 +70,13 @@ def test_blobs_are_found_and_described(blobs):
     assert found.to_frame()["share of yes"].is_monotonic_increasing
 
 
+def test_a_page_names_files_without_their_folders_and_rows_in_memory_as_such(blobs):
+    folder, frame = blobs
+    assert found_in(blobs).page().question == "Which groups does features.npz find in texts:posts.csv?"
+    found = fairhead.discover(frame, f"features:{folder / 'features.npz'}")
+    assert found.page().question == "Which groups does features.npz find in rows given in Python?"
+
+
 def test_typical_rows_are_those_nearest_to_the_centre(blobs):
     folder, _ = blobs
     found = found_in(blobs)
