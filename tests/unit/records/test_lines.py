@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fairhead import Records
 from fairhead.errors import InputError
 from fairhead.records import Column, csv_files
-from fairhead.records.plain_lines import split_lines
+from fairhead.records.csv_files import split_lines
 
 MISSING = frozenset([b"", b"NA"])
 
