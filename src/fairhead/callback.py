@@ -51,6 +51,8 @@ class AuditCallback(TrainerCallback):
         Raises:
             InputError: the groups are not those of the evaluation data, or the model gives no class for each row.
         """
+        if not hasattr(trainer, "get_eval_dataloader"):
+            raise InputError(f"the trainer is a {type(trainer).__name__}; expected a transformers.Trainer")
         self.trainer, self.options = trainer, {"metrics": METRICS, **options}
         self.groups = groups if isinstance(groups, Mapping) else [groups] if isinstance(groups, str) else list(groups)
         config = trainer.model.config

@@ -52,6 +52,7 @@ class Option:
 
 
 PYTHON_ONLY = Option(shown=False)
+_SHOWN = 200  # characters of a value in a message
 LARGEST = 1e30  # of all numbers: larger ones do not fit into the 32 bits that models compute in
 
 Count = Annotated[int, Range(1)]
@@ -86,7 +87,9 @@ def check_settings(kind: type | Callable[..., Any], values: Mapping[str, Any], w
         hint = hints.get(name, Any)
         if get_origin(hint) is not ClassVar and not _fits(value, hint):
             large = isinstance(value, int | float) and abs(value) > LARGEST
-            raise InputError(f"{what}: {name} is {value!r}; expected {_expected(hint)}{', at most 1e30' * large}")
+            shown = repr(value)
+            shown = shown if len(shown) <= _SHOWN and "\n" not in shown else f"a {type(value).__name__}"
+            raise InputError(f"{what}: {name} is {shown}; expected {_expected(hint)}{', at most 1e30' * large}")
 
 
 def check_config(config: Any) -> None:

@@ -134,8 +134,8 @@ def score(
     chosen = benchmark_named(benchmark)
     _parted(options, [f.name for f in fields(chosen.options)], (), chosen.name, data)
     how = Resampling(chosen.n_boot if n_boot is None else n_boot, seed, level)
-    data = data if isinstance(data, str | Path | Items) else dataset(data)
-    spec = hold(data) if isinstance(data, Items) else data
+    data = data if isinstance(data, str | Path | Items | Dataset) else dataset(data)
+    spec = hold(data) if isinstance(data, Items | Dataset) else data
     chosen, items = read_data(chosen, spec, chosen.chosen(**options), limit, seed, model=model)
     placing: Mapping[str, Any] = {"device": device, "dtype": dtype, "device_map": device_map, "load_in": load_in}
     scorer = load_scorer(model, start=start, chat=chat, tokenizer=tokenizer, **placing)
@@ -363,7 +363,8 @@ def _change_language(
     device, triplets = str(for_data.pop("device", "auto")), None
     if reads and data is not None:
         several = data if isinstance(data, list | tuple) and all(isinstance(o, str | Items) for o in data) else [data]
-        held = [one if isinstance(one, str | Items) else dataset(one, groups=tuple(groups)) for one in several]
+        ready = (str, Items, Dataset)
+        held = [one if isinstance(one, ready) else dataset(one, groups=tuple(groups)) for one in several]
         specs = [one if isinstance(one, str) else hold(one) for one in held]
         of_reader: dict[str, Any] = {}
         for reader in (parse_spec(one).reader for one in held if isinstance(one, str)):

@@ -237,6 +237,25 @@ def test_too_few_rows_are_told_with_those_left_out_in_whole_sentences(run):
         fairhead.locate(run.out / "model", faces(), by="sex", limit=20, device="cpu")
 
 
+def test_data_without_predictions_or_of_another_kind_are_answered_with_what_is_needed():
+    with pytest.raises(InputError, match=r"a Dataset holds no predictions: give fairhead\.predict\(model, data\)"):
+        fairhead.audit(faces(30))
+    for verb in (partial(fairhead.score, "m", "crows"), partial(fairhead.mitigate, "m", method="klaad")):
+        with pytest.raises(InputError, match=r"the data set has labelled pictures; .*sentences.* are needed here"):
+            verb(data=faces(30))
+
+
+def test_classes_and_names_where_objects_are_expected_are_told():
+    with pytest.raises(InputError, match=r"DAM is a class; give its settings, such as DAM\(\)"):
+        fairhead.mitigate("vit-2x4", faces(30), fairhead.DAM)
+    with pytest.raises(
+        InputError, match=r"the model is 'run/model'; expected a model object: fairhead\.load gives one"
+    ):
+        fairhead.attach("run/model", fairhead.DAM())
+    with pytest.raises(InputError, match=r"the trainer is a NoneType; expected a transformers\.Trainer"):
+        fairhead.AuditCallback(None, groups=["sex"])
+
+
 def test_options_of_a_reader_are_sent_to_dataset():
     for verb, spec, option in (
         (partial(fairhead.locate, "m", "texts:own.csv"), "texts:own.csv", "input"),

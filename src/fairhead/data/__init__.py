@@ -82,7 +82,7 @@ class Reader:
         for name, value in given.items():
             other = {"label": "target", "groups": "category"}.get(name)
             own = other if name not in known and other in known else name
-            if value is not None and value != ():
+            if value is not None and not (isinstance(value, tuple) and not value):
                 one = own == "category" and not isinstance(value, str)
                 if one and len(value) > 1:
                     raise InputError(f"{self.name} has one column of groups, their category; found {', '.join(value)}")
@@ -209,7 +209,8 @@ here: crows_pairs, stereoset, pairs, triplets
         reader = reader_named(name)
     if kinds and reader.kind not in kinds:
         wanted = " or ".join(KINDS[kind] for kind in kinds)
-        raise InputError(f"{reader.name} has {KINDS[reader.kind]}; {wanted} are needed here: {', '.join(fitting)}")
+        there = "the data set" if name == "memory" else reader.name
+        raise InputError(f"{there} has {KINDS[reader.kind]}; {wanted} are needed here: {', '.join(fitting)}")
     return Spec(reader, path)
 
 

@@ -9,7 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from glob import glob
+from pathlib import Path
 from typing import Any
+from unicodedata import normalize
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -221,7 +223,7 @@ class HeldImages(Images):
             raise
         except (TypeError, ValueError, AttributeError, OSError) as error:
             what = f"is a {type(picture).__name__} that is no picture ({error})"
-            raise InputError(f"{self._where(name)}: {what}; expected PIL images or arrays [H, W, 3]") from None
+            raise InputError(f"{self._where(name)}: {what}; expected PIL images or arrays [H, W, 3] of bytes") from None
 
 
 def _upright_rgb(image: Image.Image, where: str) -> Image.Image:
@@ -301,3 +303,16 @@ def _read(files: tuple[str, ...], _stamp: str) -> tuple[NDArray[np.float32], dic
     if len(position) < len(every):
         raise InputError(f"{files[0]}: {len(every) - len(position)} names occur twice; each row needs its own")
     return np.concatenate(features), position
+
+
+def members(source: Source, names: Sequence[str]) -> dict[str, str]:
+    r"""The pictures that are there by their names in a table: also of Windows (`a\1.jpg`) and of a Mac (`u` + `¨`)."""
+    there = {*source.names} if source.is_archive else None
+    found = {}
+    for name in names:
+        plain = Path(name.replace("\\", "/")).as_posix()  # an archive knows no "./a"
+        for written in dict.fromkeys((name, plain, normalize("NFC", plain), normalize("NFD", plain))):
+            if written in there if there is not None else os.path.isfile(source.path / written):
+                found[name] = written
+                break
+    return found

@@ -11,25 +11,26 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
-from unicodedata import normalize
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fairhead.data.datasets import Dataset, Inputs, Items, alike, column, group_column
 from fairhead.data.files import PICTURES, Skips, Source
-from fairhead.data.images import HeldImages, Images
+from fairhead.data.images import HeldImages, Images, members
 from fairhead.data.own_table import Table, opened
 from fairhead.data.sentences import MORE_LESS
 from fairhead.data.splits import EIGHTY_TEN_TEN, joined_keys, named_parts, split_by_hash, split_within
 from fairhead.errors import InputError
 from fairhead.records import Column
+from fairhead.settings import check_settings
 
 LABEL = ("label", "class", "target", "y")
 NO_LABEL = "none"
 PATH = ("path", "file", "image", "filename", "file_name", "image_path")
 TEXT = ("text", "post", "comment", "sentence")
 _TABLES = (".csv", ".tsv", ".jsonl", ".parquet", ".csv.gz", ".tsv.gz", ".jsonl.gz")
+_KINDS = ("images", "texts", "pairs", "triplets")
 _LONGEST = 500  # characters of the name of a class
 _CLASSES = 20  # no more than these may be as many as half of the rows
 _log = logging.getLogger("fairhead")
@@ -134,22 +135,9 @@ def _pictures(table: Table, input: str | None, how: _How, source: Source, root: 
     else:
         rows = np.flatnonzero(table.complete([named, *how.needed], how.skips))
         names = [str(Path(root, name)) for name in table.cells(named)[rows].tolist()]
-        kept, images = Images.listed(source, names, _members(source, names), table.name, how.skips)
+        kept, images = Images.listed(source, names, members(source, names), table.name, how.skips)
         rows = rows[kept]
     return _labelled("images", table, rows, images, how)
-
-
-def _members(source: Source, names: Sequence[str]) -> dict[str, str]:
-    r"""The pictures that are there by their names in a table: also of Windows (`a\1.jpg`) and of a Mac (`u` + `¨`)."""
-    there = {*source.names} if source.is_archive else None
-    found = {}
-    for name in names:
-        plain = Path(name.replace("\\", "/")).as_posix()  # an archive knows no "./a"
-        for written in dict.fromkeys((name, plain, normalize("NFC", plain), normalize("NFD", plain))):
-            if written in there if there is not None else os.path.isfile(source.path / written):
-                found[name] = written
-                break
-    return found
 
 
 def _class_folders(source: Source, input: str | None, how: _How) -> Dataset:
@@ -342,16 +330,21 @@ def dataset(source: Any, *, kind: str | None = None, **options: Any) -> Dataset 
         >>> data.all.inputs, data.classes, data.groups()["sex"].levels
         (('A post.', 'Another.'), ('no', 'yes'), ('f', 'm'))
     """
-    from fairhead.data import parse_spec, reader_named
+    from fairhead.data import READERS, parse_spec, reader_named
 
     if isinstance(source, str):
         reader, path = parse_spec(source)
         return reader.read(path, **reader.named(options))
     if isinstance(source, np.ndarray) or type(source).__name__ == "Series":  # of pandas or polars
         source = list(source)
-    if isinstance(source, Sequence) and len(source):
+    if isinstance(source, Sequence):
+        if not len(source):
+            raise InputError(f"the {type(source).__name__} is empty; expected pictures or texts")
         kind = kind or ("texts" if isinstance(source[0], str) else "images")
         source, options = _lists(source, kind, options)
+    if kind and not isinstance(source, os.PathLike) and reader_named(kind).name in {*READERS} - {*_KINDS}:
+        raise InputError(f"kind is {kind!r}, which reads files; expected one of {', '.join(_KINDS)}")
+    check_settings(read_images, options, "reading a table")
     if kind is None:
         with opened(source) as table:
             kind = _kind(table, {name for name, value in options.items() if value is not None}, options.get("input"))
@@ -362,7 +355,8 @@ def _lists(source: Sequence[Any], kind: str, options: Mapping[str, Any]) -> tupl
     """Values beside a list as columns of a table, and the names of these."""
     groups = options.get("groups") or {}
     if not isinstance(groups, Mapping):
-        raise InputError(f"beside a list of {kind}, groups are given as {{name: values}}; found {groups!r}")
+        found = f"found a {type(groups).__name__}"
+        raise InputError(f"beside a list of {kind}, groups are given as {{name: values}}; {found}")
     beside = {role: options[role] for role in ("label", "split", "id", "person") if options.get(role) is not None}
     given = {role: values for role, values in beside.items() if not isinstance(values, str)}
     columns = {"text" if kind == "texts" else "image": source, **given, **groups}
@@ -386,8 +380,7 @@ def _kind(table: Table, options: Collection[str], input: str | None) -> str:
     if len(found) == 1:
         return "triplets" if found == ["pairs"] and table.find(None, ("unrelated",)) else found[0]
     seen = f"could be {' or '.join(found)}" if found else "has no column that shows its kind"
-    known = "images, texts, pairs or triplets"
-    raise InputError(f"{table.name} {seen}: say kind= {known}. Its columns: {', '.join(table.columns)}")
+    raise InputError(f"{table.name} {seen}: say kind= {', '.join(_KINDS)}. Its columns: {', '.join(table.columns)}")
 
 
 def _held(values: Sequence[Any]) -> str | None:

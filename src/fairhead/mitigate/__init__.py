@@ -240,6 +240,8 @@ def named_settings(method: Any) -> tuple[str, dict[str, Any]]:
         if entry.settings == place and is_dataclass(method) and not isinstance(method, type):
             default = None if entry.kind == "language" else entry.configure()
             return entry.name, {k: v for k, v in asdict(method).items() if default is None or v != getattr(default, k)}
+        if entry.settings == f"{getattr(method, '__module__', '')}:{getattr(method, '__qualname__', '')}":
+            raise InputError(f"{method.__name__} is a class; give its settings, such as {method.__name__}()")
     raise InputError(f"{method!r} is no method; give its name ({', '.join(list(METHODS)[:4])}, ...) or its settings")
 
 

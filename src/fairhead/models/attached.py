@@ -64,6 +64,8 @@ def attach(model: Any, method: Any, tokenizer: Any = None) -> Any:
         >>> [name for name, _ in model.named_children()]
         ['vit', 'classifier', 'dam', 'fairhead']
     """
+    if not isinstance(model, nn.Module):
+        raise InputError(f"the model is {model!r}; expected a model object: fairhead.load gives one")
     if method_of(model) is not None:
         raise InputError(f"this {type(model).__name__} carries {method_of(model)} already: start from a fresh model")
     name, needs_tokenizer = type(method).__name__, getattr(method, "needs_tokenizer", False)

@@ -299,6 +299,8 @@ def _frame(data: Any) -> Source:
         by_name = {str(name): values for name, values in data.items()}
         called, names, column = "the columns", list(by_name), by_name.__getitem__
     else:
+        if kind == "fairhead.Dataset":
+            raise InputError("a Dataset holds no predictions: give fairhead.predict(model, data)")
         raise InputError(
             f"{type(data).__name__} is not a table; expected a path, a pandas or polars DataFrame, an Arrow table, a "
             "datasets.Dataset or arrays by column name"

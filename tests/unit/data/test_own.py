@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 import unicodedata
 import zipfile
 from pathlib import Path
@@ -531,6 +532,30 @@ def test_a_series_and_an_array_are_taken_as_a_list(made):
     assert (data.all.inputs, data.classes) == (("a", "b"), ("x", "y"))
     pictures = np.stack([np.asarray(picture(shade)) for shade in (3, 7)])
     assert dataset(pictures, label=["x", "y"]).all.inputs.as_array(2)[:, 0, 0, 0].tolist() == [3, 7]
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "message"),
+    [
+        ([], {}, "the list is empty; expected pictures or texts"),
+        (
+            {"text": ["a"], "label": ["x"]},
+            {"kind": "crows"},
+            "kind is 'crows', which reads files; expected one of images,",
+        ),
+        ({"text": ["a"], "label": ["x"]}, {"label": pd.Series(["x"])}, "label is a Series; expected text or nothing"),
+        ({"text": ["a"], "label": ["x"]}, {"groups": pd.Series(["f"] * 99)}, "the dict has no column 'f'"),
+        (pd.DataFrame([["a", "x"]]), {"input": 0, "label": 1}, "input is 0; expected text or nothing"),
+        (
+            ["a", "b"],
+            {"label": ["x", "y"], "groups": ["f", "m"] * 99},
+            "groups are given as {name: values}; found a list",
+        ),
+    ],
+)
+def test_a_wrong_type_is_answered_with_the_right_one(source, options, message):
+    with pytest.raises(InputError, match=re.escape(message)):
+        dataset(source, **options)
 
 
 def test_a_class_has_no_name_as_long_as_a_text():
