@@ -53,6 +53,7 @@ class Option:
 
 PYTHON_ONLY = Option(shown=False)
 _SHOWN = 200  # characters of a value in a message
+_LIST = "a list, each entry "
 LARGEST = 1e30  # of all numbers: larger ones do not fit into the 32 bits that models compute in
 
 Count = Annotated[int, Range(1)]
@@ -135,13 +136,15 @@ def _expected(hint: Any) -> str:
         ranges = " and ".join(str(extra) for extra in arguments[1:] if isinstance(extra, Range))
         return f"{_expected(arguments[0])} {ranges}"
     if origin in (Union, UnionType):
-        return " or ".join(dict.fromkeys(_expected(one) for one in arguments))
+        ways = [*dict.fromkeys(_expected(one) for one in arguments)]
+        several = [way for way in ways if way.removeprefix(_LIST) in ways and way.startswith(_LIST)]
+        return " or ".join([*(way for way in ways if way not in several), *["a list of those"][: len(several)]])
     if origin is Literal:
         return " or ".join(str(one) for one in arguments)
     if origin in (Mapping, dict):
         return f"names, each with {_expected(arguments[1])}"
     if origin in (tuple, Sequence):
-        return f"a list, each entry {_expected(arguments[0])}"
+        return f"{_LIST}{_expected(arguments[0])}"
     names = {
         Any: "a value",
         float: "a number",

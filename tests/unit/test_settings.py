@@ -45,6 +45,7 @@ class Settings:
     bins: Sequence[int] = ()
     shares: Mapping[str, float] | None = None
     path: str | PathLike[str] = ""
+    one_or_more: Sequence[Share] | Share = 0.1
 
 
 def holds(**values):
@@ -116,6 +117,8 @@ def test_what_is_within_its_range_is_taken(values):
         ({"bins": 5}, "bins is 5; expected a list"),
         ({"shares": {"train": "all"}}, "expected names, each with a number or nothing"),
         ({"path": 3}, "path is 3; expected text or a path"),
+        ({"one_or_more": 1.5}, "one_or_more is 1.5; expected a number from 0 to 1 or a list of those"),
+        ({"name": ["a" * 99] * 3}, "name is a list; expected text"),
     ],
 )
 def test_what_is_not_is_refused_with_what_was_expected(values, message):

@@ -165,10 +165,13 @@ def run_cell(
     keep: Callable[[Trained, Task], None] | None = None,  # writes the model, before anything else can go wrong
 ) -> Done:
     """Train one method once, and audit it on the test rows."""
-    ready = _Ready(cell, device, cache, tell, checkpoints)
+
+    def check(task: Task) -> None:
+        # A model that is kept is audited by every column.
+        task.check_groups(task.columns if keep is not None else (task.group,) if task.group is not None else ())
+
+    ready = _Ready(cell, device, cache, tell, checkpoints, check)
     task = ready.task
-    # A model that is kept is audited by every column.
-    task.check_groups(task.columns if keep is not None else (task.group,) if task.group is not None else ())
     with Meter(device, sharers=sharers) as meter:
         try:
             trained = ready.train()
@@ -218,7 +221,13 @@ class _Ready:
     """A cell whose data are made ready: all that comes before training and is not counted as its cost."""
 
     def __init__(
-        self, cell: Cell, device: str, cache: Path | None, tell: Tell | None, checkpoints: Path | None = None
+        self,
+        cell: Cell,
+        device: str,
+        cache: Path | None,
+        tell: Tell | None,
+        checkpoints: Path | None = None,
+        check: Callable[[Task], None] = lambda task: None,  # refuses data before features are made of them
     ) -> None:
         self.cell, self.device, self.checkpoints = cell, device, checkpoints
         self.tell: Tell = tell or (lambda stage, done, total, note: None)
@@ -227,6 +236,7 @@ class _Ready:
         started = time.perf_counter()
         decoding = self._progress("decoding")
         self.task = task = read_task(cell.data, partial(recipe_of, cell), cell.seed, cache, decoding)
+        check(task)
         self.recipe = recipe_of(cell, task.classes)
         if is_fresh(self.recipe.name) and cell.backbone.train != "all":
             told = "%s has random weights, of which train=%s leaves most as they are: give a pretrained model"

@@ -177,10 +177,10 @@ def test_features_of_heads_are_refused_for_other_pictures_with_the_same_ids(trai
         fairhead.locate(trained[1] / "model", pictures(tmp_path / "c", 3, 200, split=split), **how)
 
 
-def test_one_group_among_the_test_rows_is_refused_before_training(tmp_path, monkeypatch):
+def test_one_group_among_the_test_rows_is_refused_before_features_are_made(tmp_path, monkeypatch):
     parts = ["train"] * 160 + ["val"] * 20 + ["test"] * 20
     features, data = noise(tmp_path, n=200, width=4, split=parts, g=["a", "b"] * 90 + ["a"] * 20)
-    monkeypatch.setattr("fairhead.bench.cell.run", lambda *_, **__: pytest.fail("was trained"))
+    monkeypatch.setattr("fairhead.bench.cell._Ready._features", lambda *_, **__: pytest.fail("features were made"))
     with pytest.raises(InputError, match="the test rows have one group only in the column 'g', a"):
         fairhead.mitigate(features, data, "erm", out=tmp_path / "run", **HEAD)
 
