@@ -21,6 +21,7 @@ from torch import Tensor
 from fairhead.data import Dataset, Images
 from fairhead.data.images import ReadyFeatures
 from fairhead.errors import InputError
+from fairhead.models.attached import positions_of
 from fairhead.models.fresh import Recipe, is_ready
 from fairhead.models.inputs import normalising, text_length, tokens_of
 from fairhead.models.load import device_named, open_model
@@ -82,7 +83,8 @@ def _encoded(encoder: str, data: Dataset, max_length: int, device: str, cache: s
         size, told = recipe.pictures().size, partial(tell, "decode")
         inputs = {"pixel_values": torch.from_numpy(decoded_pictures(rows, size, cache, told))}
     else:
-        inputs = tokens_of(tokenizer_of(recipe.place), rows, text_length(model.config, max_length))
+        length = positions_of(model) or text_length(model.config, max_length)
+        inputs = tokens_of(tokenizer_of(recipe.place), rows, length)
     examples = Examples(inputs, torch.from_numpy(data.all.labels))
     return encode(model.to(device_named(device)), examples, cache, lambda done, total: tell("encode", done, total))
 

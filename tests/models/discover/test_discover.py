@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+import transformers as hf
 from made_faces import make_faces
 from made_vit import saved_vit
 from sklearn.metrics import adjusted_rand_score
@@ -236,6 +237,15 @@ def test_an_encoder_of_pictures_is_asked_once(tmp_path):
     again = fairhead.discover(f"utkface:{faces}", tmp_path / "vit", clusters=2, **how)
     assert not told
     assert again.grouping.column.codes.tolist() == found.grouping.column.codes.tolist()
+
+
+def test_an_encoder_that_carries_dam_reads_texts_of_the_length_that_it_was_trained_with(bert, posts, tmp_path):
+    model = fairhead.attach(hf.AutoModelForSequenceClassification.from_pretrained(bert), fairhead.DAM()).train()
+    ids = torch.randint(1, 9, (8, 6))
+    model(input_ids=ids, attention_mask=torch.ones_like(ids))
+    model.save_pretrained(tmp_path)
+    made_posts.tokenizer().save_pretrained(tmp_path)
+    assert fairhead.discover(f"texts:{posts}", tmp_path, label="verdict", clusters=2, device="cpu").clusters
 
 
 def test_an_encoder_must_be_of_the_kind_of_the_data(bert, posts, tmp_path):
