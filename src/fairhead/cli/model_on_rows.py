@@ -223,7 +223,8 @@ def attention_command(context: typer.Context, asked: Looking, columns: DataColum
 
 
 def _name(folder: Path, model: Path, against: Path | None) -> str:
-    """The folder's own name, and its parent's too where both folders are called alike ("run/model")."""
-    full = folder.resolve()
-    alike = against is not None and model.resolve().name == against.resolve().name
-    return f"{full.parent.name}/{full.name}" if alike else full.name
+    """The name of a model as on its card; its whole path where both would be called alike."""
+    from fairhead.report.model_card import name_of
+
+    names = [name_of(str(one.resolve())) for one in (model, against) if one is not None]
+    return name_of(str(folder.resolve())) if len({*names}) == len(names) else str(folder)

@@ -2,6 +2,7 @@
 
 import json
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from transformers import ViTConfig, ViTForImageClassification
 from typer.testing import CliRunner
 
 from fairhead.cli import app
+from fairhead.cli.model_on_rows import _name
 from fairhead.errors import InputError
 from fairhead.locate.assumption import check_assumption
 from fairhead.locate.read_qk import look, read_rows
@@ -224,6 +226,13 @@ def test_mistakes_are_named(faces, models, tmp_path, arguments, message):
     given = ["--model", str(models / "plain"), "--data", f"utkface:{faces}", "--device", "cpu", "--part", "train"]
     with pytest.raises(ValueError, match=message):
         run(*given, "--out", tmp_path / "maps", *arguments)
+
+
+def test_models_are_called_by_their_runs_and_by_their_paths_where_these_are_alike():
+    one, two, three = (Path(f"{run}/model") for run in ("a/plain", "a/dam", "b/dam"))
+    assert [_name(folder, one, two) for folder in (one, two)] == ["plain", "dam"]
+    assert [_name(folder, two, three) for folder in (two, three)] == ["a/dam/model", "b/dam/model"]
+    assert _name(one, one, None) == "plain"
 
 
 def test_a_model_is_not_held_against_itself(faces, models, tmp_path):
