@@ -90,8 +90,9 @@ def _watched(record: TrainingRecord) -> list[str]:
     if not seen["chosen"]:
         most = (1 + record.plan["perplexity_rise"]) * before["perplexity"]
         kept = (
-            "the original weights are kept: no check had a score at least as near to 50 %, or as chance explains, and "
-            f"a perplexity of at most {most:.2f} (--perplexity-rise)"
+            "the original weights are kept: no check had a score at least as near to 50 % (or as chance explains), not "
+            f"clearly past it, and a perplexity of at most {most:.2f} (--perplexity-rise); more --checks or a lower "
+            "--lr may find one"
         )
     return [
         f"on {seen['items']} watched items the stereotype score{of} went from {100 * before['ss']:.1f} to "

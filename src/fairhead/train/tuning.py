@@ -174,8 +174,9 @@ class _Stopping:
     """Which of the checked weights to keep: the last that are no further from even, at no cost in language.
 
     The last and not the nearest to even: a score of a few hundred items is noisy, and the nearest would often be an
-    early one, at a high learning rate, by luck. A score that is not clearly off even before training, as that of few
-    terms seldom is, ends no training, and weights are kept that are as near to even as it may be by chance.
+    early one, at a high learning rate, by luck. Past even a score may be by chance alone: what leans as far the other
+    way is no nearer. A score that is not clearly off even before training, as that of few terms seldom is, ends no
+    training, and weights are kept that are as near to even as it may be by chance.
     """
 
     def __init__(self, look: Callable[[], Look], plan: LanguagePlan) -> None:
@@ -196,7 +197,12 @@ class _Stopping:
     def best(self, history: Sequence[Mapping[str, float]]) -> int:
         """The step whose weights are to be kept, of those so far."""
         looks = self.looks(history).items()
-        return max(k for k, seen in looks if seen.perplexity <= self._most and abs(seen.ss - _EVEN) <= self._furthest)
+        return max(k for k, seen in looks if seen.perplexity <= self._most and self._near(seen.ss))
+
+    def _near(self, ss: float) -> bool:
+        """Whether a score is near enough to even."""
+        past = (ss - _EVEN) * (self._before.ss - _EVEN) < 0
+        return abs(ss - _EVEN) <= (self._before.chance if past else self._furthest)
 
     def enough(self, history: Sequence[Mapping[str, float]]) -> bool:
         """Whether the last two checks have seen a score of even, or on the other side of it."""

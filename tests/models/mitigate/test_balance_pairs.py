@@ -247,6 +247,16 @@ def test_a_score_that_is_even_but_for_chance_ends_no_training():
     assert stopped([(0.64, 10.0, 0.08), (0.49, 10.0), (0.5, 10.0), (0.4, 10.0)])[0].steps == 4
 
 
+def test_weights_that_lean_as_far_the_other_way_are_not_kept():
+    """As of 300 own pairs of one job and another: 85 % of the watched ones before training, 15 % after."""
+    turned = [(0.85, 10.0, 0.13), (0.52, 10.0), (0.0, 10.0), (0.15, 10.0)]
+    assert stopped(turned)[0].chosen == 2
+    assert stopped([turned[0], (0.52, 10.0), (0.2, 10.0), (0.38, 10.0)])[0].chosen == 6  # 12 points: it may be chance
+    assert stopped([turned[0], *turned[2:]])[0].chosen == 0
+    # The same for one that is below even before.
+    assert stopped([(0.15, 10.0, 0.13), (0.48, 10.0), (1.0, 10.0), (0.85, 10.0)])[0].chosen == 2
+
+
 def test_watched_terms_are_neither_trained_on_nor_scored_later(neutral):
     items = tuple(
         StereoSetItem(f"{k}", "intrasentence", f"term{k}", "race", "", Triplet(*ITEMS[k % 4].texts)) for k in range(12)
