@@ -245,19 +245,17 @@ def verdict(found: BeforeAfter) -> list[Sentence]:
 def _categories(run: Run) -> list[Sentence]:
     """What became of the categories: those that were not aimed at always, the others where something can be said."""
     lines = []
-    for aimed, words in (
-        (True, "of {} categories that were aimed at"),
-        (False, "spill-over: of {} categories that were not aimed at"),
-    ):
-        chosen = [c for c in run.by_category if c.value is not None and _targeted(run, c) == aimed]
+    parts = {True: ", {} that were aimed at", False: ", spill-over: {} that were not aimed at"}
+    for aimed, words in parts.items() if run.targeted else [(None, ": {}")]:
+        chosen = [c for c in run.by_category if c.value is not None and aimed in (None, _targeted(run, c))]
         worse, better = ([str(Told.of(c)) for c in chosen if c.outcome == word] for word in ("worse", "better"))
-        if not run.targeted or not chosen or (aimed and not worse and not better):
+        if not chosen or (aimed is not False and not worse and not better):
             continue
         listed = [f" ({'; '.join(some)})" if some else "" for some in (worse, better)]
         further = sum(c.direction == "further" for c in chosen)
         text = (
-            f"{run.name}, {words.format(len(chosen))}, {len(worse)} got significantly worse{listed[0]} and "
-            f"{len(better)} better{listed[1]}; further from even than before, significant or not: {further}."
+            f"{run.name}{words.format(f'of {len(chosen)} categories')}, {len(worse)} got significantly "
+            f"worse{listed[0]} and {len(better)} better{listed[1]}; further from even than before, significant or not: {further}."
         )
         lines.append(Sentence(text, "bad" if worse else "note"))
     return lines

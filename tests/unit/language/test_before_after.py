@@ -166,6 +166,13 @@ def test_the_verdict_names_categories_that_got_worse_aimed_at_or_not(found):
     aimed, spill = (line.text for line in verdict(replace(found, runs=(run,))) if "categories" in line.text)
     assert "of 1 categories that were aimed at, 1 got significantly worse (CrowS-Pairs gender ss" in aimed
     assert "spill-over: of 1 categories that were not aimed at, 1 got significantly worse (CrowS-Pairs age ss" in spill
+    # As of own pairs, of whose training nothing but the pairs themselves is known.
+    unknown = replace(found, runs=(replace(run, targeted=()),))
+    (line,) = (line for line in verdict(unknown) if "categories" in line.text)
+    assert line.text.startswith(f"{run.name}: of 2 categories, 2 got significantly worse (CrowS-Pairs gender ss")
+    assert line.tone == "bad"
+    dull = replace(run, targeted=(), by_category=(replace(worse, p=1.0),))
+    assert not [line for line in verdict(replace(found, runs=(dull,))) if "categories" in line.text]
 
 
 def test_the_report_is_a_page_and_its_strings_are_escaped(found, tmp_path_factory):
