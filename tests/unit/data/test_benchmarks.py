@@ -102,11 +102,16 @@ def test_crows_pairs_bad_rows_are_named(tmp_path):
     file.write_text("a,b\n1,2\n")
     with pytest.raises(InputError, match="has no column 'sent_more'; it has a, b"):
         read("crows_pairs", file)
+    # As French CrowS-Pairs is published
+    file.write_text("\tsent_more\tsent_less\tstereo_antistereo\tbias_type\n0\ta\tb\tstereo\tage\n")
+    with pytest.raises(InputError, match="--data pairs:FILE reads it"):
+        read("crows_pairs", file)
+    assert read("pairs", file)[0].more == "a"
     file.write_text('{"version":"1.1","data":{}}')  # another benchmark's file
     with pytest.raises(InputError, match="Is the file cut off"):
         read("crows_pairs", file)
     file.write_text(", ".join(["word"] * 10_000))
-    with pytest.raises(InputError, match=r"it has word,.* \.\.\.$"):
+    with pytest.raises(InputError, match=r"it has word,.* \.\.\.\. If"):
         read("crows_pairs", file)
 
 

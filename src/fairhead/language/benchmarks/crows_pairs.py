@@ -45,7 +45,10 @@ def read_crows_pairs(path: str | os.PathLike[str], *, on_error: str = "raise") -
         lacking = [c for c in _COLUMNS if c not in columns]
         if lacking:
             seen = textwrap.shorten(", ".join(columns), 200, placeholder=" ...")  # of a JSON file: all of it
-            raise InputError(f"{source.where(name)}: has no column {lacking[0]!r}; it has {seen}")
+            raise InputError(
+                f"{source.where(name)}: has no column {lacking[0]!r}; it has {seen}. If it is a table of other "
+                "pairs, or of other languages, --data pairs:FILE reads it"
+            )
         for row in rows:
             try:
                 pairs.append(_pair(row))
