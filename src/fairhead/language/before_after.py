@@ -16,7 +16,7 @@ from fairhead.errors import InputError
 from fairhead.language.before_after_report import BeforeAfter, Collapsed, Run, Told, spillover, verdict
 from fairhead.language.benchmark import ASKS, SECTIONS, Benchmark, Measure
 from fairhead.language.benchmarks import all_benchmarks, benchmark_named
-from fairhead.language.item_table import ItemTable
+from fairhead.language.item_table import ItemTable, StoredItems
 from fairhead.language.suite import Suite, read_run
 from fairhead.report.sections.changes import CategoryChange
 from fairhead.report.sections.plain import markdown_table
@@ -153,6 +153,8 @@ class _Pair:
             said = [stored.settings[key] for stored in (before, after) if key in stored.settings]
             if key == "chat":  # said where there is one
                 said = [stored.settings.get(key, False) for stored in (before, after)]
+            if key == "start" and _token(before) == _token(after) is not None:  # by whatever name it was chosen
+                continue
             if len(said) == 2 and said[0] != said[1]:
                 raise InputError(
                     f"{name} was run with {key} {said[0]!r} in {self.before.folder} and with {said[1]!r} in "
@@ -172,6 +174,12 @@ class _Pair:
             )
             for metric, group in getattr(benchmark, wanted)(one)
         ]
+
+
+def _token(stored: StoredItems) -> str | None:
+    """The token that texts started with, where it is known."""
+    name, _, _ = str(stored.settings.get("start_token", "")).rpartition(" (")
+    return name or None
 
 
 def _of_heads(suite: Suite) -> Benchmark | None:

@@ -270,6 +270,22 @@ def test_answers_to_different_questions_are_not_compared(folders, tmp_path):
         compare_suites([third, other], resampling=QUICK, n_perm=50)
 
 
+def test_one_start_token_may_be_named_in_two_ways(folders, tmp_path):
+    """The default of a model may be just the token that was chosen."""
+    default, named, none = (suite(tmp_path / name, 0.5, 0.5, 0.5) for name in ("default", "named", "none"))
+    table = Suite.read(default).table("crows_pairs")
+    for folder, start, token in (
+        (default, "default", "<s> (bos)"),
+        (named, "<s>", "<s> (chosen)"),
+        (none, "none", "none (none)"),
+    ):
+        table.write(folder / "crows_pairs.items.jsonl", {"start": start, "start_token": token})
+    (run,) = compare_suites([default, named], resampling=QUICK, n_perm=50).runs
+    assert figure(run, "crows_pairs", "ss").value == 0
+    with pytest.raises(InputError, match=r"crows_pairs was run with start 'default' in .* and with 'none'"):
+        compare_suites([default, none], resampling=QUICK, n_perm=50)
+
+
 @pytest.mark.parametrize("strange", [None, 7, "x", ["x"], {"x": 7}])
 def test_a_suite_whose_fields_are_of_another_kind_is_refused(tmp_path, strange):
     """Or shown, where they are what they should be."""
