@@ -255,7 +255,8 @@ def _categories(run: Run) -> list[Sentence]:
         further = sum(c.direction == "further" for c in chosen)
         text = (
             f"{run.name}{words.format(f'of {len(chosen)} categories')}, {len(worse)} got significantly "
-            f"worse{listed[0]} and {len(better)} better{listed[1]}; further from even than before, significant or not: {further}."
+            f"worse{listed[0]} and {len(better)} better{listed[1]}; further from even than before, significant or "
+            f"not: {further}."
         )
         lines.append(Sentence(text, "bad" if worse else "note"))
     return lines
