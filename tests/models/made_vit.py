@@ -11,14 +11,14 @@ LAYERS, HEADS, WIDTH = 3, 4, 16
 PLANTED = (2, 1)
 
 
-def vit(seed=0):
+def vit(seed=0, width=WIDTH):
     torch.manual_seed(seed)
     model = ViTForImageClassification(
         ViTConfig(
             image_size=4,
             patch_size=2,
             num_channels=1,
-            hidden_size=WIDTH,
+            hidden_size=width,
             intermediate_size=32,
             num_hidden_layers=LAYERS,
             num_attention_heads=HEADS,

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 Kind = Literal["zero", "mean", "resample", "project", "splince", "gain"]
 KINDS: tuple[str, ...] = get_args(Kind)
-TEXT_KINDS = ("mean", "zero", "resample")
+GROUPLESS_KINDS = ("mean", "zero", "resample")  # not fitted to a difference between groups
 _BANK = 1024  # tokens whose head outputs are kept to resample from
 
 
@@ -322,7 +322,7 @@ class TextEdits(HeadEdits):
 
     def apply(self, heads: Tap, where: Sequence[tuple[int, int]], kind: str, tokens: int | None = None) -> None:
         """Ask an open tap for the edit. Resampling gives each token the output of one token of the bank."""
-        check_kind(kind, TEXT_KINDS)
+        check_kind(kind, GROUPLESS_KINDS)
         if kind != "resample":
             super().apply(heads, where, kind, tokens)
             return

@@ -16,6 +16,7 @@ import numpy as np
 from fairhead import __version__
 from fairhead.errors import InputError
 from fairhead.locate.added import compare_models, find_dose
+from fairhead.locate.edits import GROUPLESS_KINDS, parsed
 from fairhead.locate.gap_question import GapQuestion
 from fairhead.locate.head_maps import Head, HeadMap, gained, largest_first, mask_of, top_heads
 from fairhead.locate.locate_settings import LocatePlan, Source
@@ -88,7 +89,8 @@ def locate(
     question.check(plan)
     learning, telling = (half & question.comparable for half in (question.choosing, ~question.choosing))
     notes = list(question.notes)
-    kind = (plan.kinds or question.kinds)[0]
+    # Erasure and gains fitted to the groups of these rows would find an effect in noise.
+    kind = next((k for k in plan.kinds or question.kinds if parsed(k)[0] in GROUPLESS_KINDS), "mean")
 
     by_effect = plan.rank == "effect" and heads is None
     chosen, exact = None, None

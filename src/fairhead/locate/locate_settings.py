@@ -110,7 +110,9 @@ class LocatePlan:
         exact: number of heads whose effect is computed in forward passes; all others are estimated from gradients
             (attribution patching) and cannot be selected. The default is all heads on a GPU, otherwise 16.
         alpha: error rate of the selection: the false discovery rate between groups, the family-wise error in pairs.
-        kinds: edits of the selected heads; None for all that apply. The first is used for single heads and curves.
+        kinds: edits of the selected heads; None for all that apply. The first is used for curves; single heads are
+            edited by the first of mean, zero and resample among them (else mean): an edit fitted to the groups of the
+            selection half would find an effect there in noise.
         forward: also edit the selected heads in full forward passes.
         target: also find the cheapest edit that reduces the gap to this share of it, such as 0.5, over kinds, strengths
             and numbers of the selected heads, on a GPU also gains that are told the groups; ablate --kind gain learns

@@ -14,7 +14,7 @@ from fairhead.errors import InputError
 from fairhead.language.benchmarks import all_benchmarks
 from fairhead.language.packing import TokenSequence
 from fairhead.language.scorer import Scorer, load_scorer
-from fairhead.locate.edits import TEXT_KINDS, TextEdits, parsed
+from fairhead.locate.edits import GROUPLESS_KINDS, TextEdits, parsed
 from fairhead.locate.head_maps import Head
 from fairhead.locate.locate_settings import LocatePlan
 from fairhead.locate.located import Located
@@ -188,7 +188,7 @@ class PairQuestion(Question[TextPairs]):
     """The log-odds of pairs of texts, seen from the pole that the selection half prefers."""
 
     located = PairLocated
-    kinds = TEXT_KINDS
+    kinds = GROUPLESS_KINDS
     ranks = ("gap", "effect")
     correction = "holm"
 

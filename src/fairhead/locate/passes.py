@@ -23,7 +23,7 @@ from fairhead.language.row_layout import Planned, ReadyBatch, quiet
 from fairhead.language.scorer import Scorer
 from fairhead.locate.decompose import Decomposer
 from fairhead.locate.directions import Task
-from fairhead.locate.edits import TEXT_KINDS, HeadEdits, check_kind
+from fairhead.locate.edits import GROUPLESS_KINDS, HeadEdits, check_kind
 from fairhead.locate.head_features import Array
 from fairhead.locate.streams import Stream, stream_of
 
@@ -286,7 +286,7 @@ def text_passes(
     scorer: Scorer, sequences: Sequence[TokenSequence], edits: HeadEdits, kind: str = "mean", **how: Any
 ) -> Sweep:
     """Log-probabilities [texts] with each of many sets of heads edited, all batches read once as they are."""
-    check_kind(kind, TEXT_KINDS)
+    check_kind(kind, GROUPLESS_KINDS)
     with quiet(scorer.model):
         batches = [_TextBatch.of(planned) for planned in scorer.planned(sequences)]
 
