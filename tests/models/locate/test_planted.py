@@ -37,7 +37,7 @@ def of_bert(at, strength, seed, folder):
     model = made_posts.planted_bert(at, strength, seed)
     data = (f"hatexplain:{folder}", "Women", "toxic")
     source = Source(model, *data, beside=made_posts.tokenizer(), device="cpu", batch_size=200)
-    return open_question(source, PLAN).question
+    return open_question(source, PLAN)
 
 
 def of_llama(at, strength, seed, folder):
