@@ -2,6 +2,7 @@
 
 import json
 import os
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +16,15 @@ from fairhead.cli import main
 from fairhead.data import Dataset, read
 from fairhead.locate.decompose import Decomposer, reads_of
 from fairhead.locate.directions import task_from_images
+from fairhead.locate.edits import HeadEdits
 from fairhead.locate.head_features import collect
 from fairhead.locate.head_maps import group_cells, score, top_heads
 from fairhead.locate.locate_settings import Source
+from fairhead.locate.passes import RowPasses
+from fairhead.locate.rows import Evaluation
 from fairhead.locate.session import open_session
 from fairhead.locate.streams import Reads
+from fairhead.locate.studies import single_head_effects
 
 
 def sentences(folder) -> dict[str, torch.Tensor]:
@@ -103,24 +108,30 @@ def test_gender_of_fairface_on_the_real_tower(real_model, real_data, text_side, 
     assert "substitute" in (tmp_path / "report.html").read_text()
 
 
+def faces_read_by(folder, data, n):
+    """DINOv2 at a quarter of its size, and a function that gives it some of the first n faces."""
+    model = hf.AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+    processor = hf.AutoImageProcessor.from_pretrained(folder, backend="pil")
+
+    def batches(rows):
+        for i in range(0, len(rows), 32):
+            pictures = [data.all.inputs[row] for row in rows[i : i + 32]]
+            size = {"height": 112, "width": 112}  # a quarter of the work; the model takes any multiple of its patches
+            yield {
+                "pixel_values": processor(pictures, size=size, do_center_crop=False, return_tensors="pt").pixel_values
+            }
+
+    return Decomposer(model), lambda rows=range(n): batches(rows)
+
+
 def test_shuffled_groups_of_real_faces_leave_nothing(real_model, real_data) -> None:
     """Groups that were dealt out at random: p-values of a head are uniform over deals, and no head is chosen."""
     folder, n = real_model("dinov2-small"), 96
     data = read("fairface", real_data("images/fairface_val5k.zip"), target="gender", groups=("race",))
     assert isinstance(data, Dataset)
     labels = data.all.labels[:n]
-    model = hf.AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
-    processor = hf.AutoImageProcessor.from_pretrained(folder, backend="pil")
-
-    def batches(start: int):
-        for i in range(start, n, 32):
-            pictures = [data.all.inputs[row] for row in range(i, i + 32)]
-            size = {"height": 112, "width": 112}  # a quarter of the work; the model takes any multiple of its patches
-            yield {
-                "pixel_values": processor(pictures, size=size, do_center_crop=False, return_tensors="pt").pixel_values
-            }
-
-    features = collect(Decomposer(model), batches, n)
+    decomposer, batches = faces_read_by(folder, data, n)
+    features = collect(decomposer, lambda start: batches(range(start, n)), n)
     task = task_from_images(features.output, labels, data.classes)
     evidence = task.evidence(1)
     parts, total = features.parts(evidence[None])[..., 0], features.output @ evidence
@@ -132,6 +143,26 @@ def test_shuffled_groups_of_real_faces_leave_nothing(real_model, real_data) -> N
         hits += bool(top_heads(found.value * np.sign(found.total), found.p_adjusted, 4))
     assert stats.kstest(p, "uniform").pvalue > 0.01
     assert hits <= stats.binom.ppf(0.999, 200, 0.05), "more false findings than the false discovery rate allows"
+
+
+@pytest.mark.slow
+def test_effects_estimated_from_gradients_are_in_the_order_of_exact_ones(real_model, real_data) -> None:
+    """Attribution patching beside a forward pass without each of the 72 heads of DINOv2, at every token."""
+    n = 64
+    data = read("celeba", real_data("images/celeba10k.zip"), target="Smiling", groups=("Male",))
+    assert isinstance(data, Dataset)
+    rows = np.arange(n)
+    decomposer, batches = faces_read_by(real_model("dinov2-small"), data, n)
+    labels, groups = data.all.labels[:n], data.groups(data.all.ids[:n])["Male"].codes
+    features = collect(decomposer, lambda start: batches(range(start, n)), n)
+    task = task_from_images(features.output, labels, data.classes)
+    faces = Evaluation(labels, data.classes, groups, ("1", "0"), "Male")
+    edits = HeadEdits.learn_everywhere(decomposer, batches(), faces.cells)
+    passes = RowPasses(decomposer, batches, task, edits)
+    exact = single_head_effects(passes(rows, edits, "mean"), features.shape, faces)
+    lost = passes.estimate(rows, edits, "mean", [partial(task.slope, positive=1)]).lost[..., 0]
+    estimated = faces.score(lost, lost.sum((1, 2)))
+    assert stats.spearmanr(exact.value.ravel(), estimated.value.ravel()).statistic >= 0.9
 
 
 def claims(features, share, skewed, runs):
