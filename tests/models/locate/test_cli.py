@@ -164,12 +164,12 @@ def test_a_classifier_brings_its_own_classes(faces, tmp_path, capsys) -> None:
     assert content["concept"]["origin"] == "labelled images (leace)"
 
 
-@pytest.mark.parametrize(("family", "kind"), [("Dinov2", "project"), ("CLIP", "gain")])
-def test_a_classifier_that_reads_means_of_tokens(family, kind, faces, tmp_path) -> None:
+@pytest.mark.parametrize(("family", "kind"), [("Dinov2", "project"), ("CLIP", "gain"), ("ViT", "splince")])
+def test_a_classifier_is_saved_as_it_was_reported(family, kind, faces, tmp_path) -> None:
     """What is reported of the edit is what plain transformers predicts with the saved model."""
     torch.manual_seed(0)
     names = dict(enumerate(AGES))
-    parts = VIT if family == "Dinov2" else {"vision_config": VIT}
+    parts = {"vision_config": VIT} if family == "CLIP" else VIT
     config = getattr(hf, f"{family}Config")(**parts, id2label=names, label2id={v: k for k, v in names.items()})
     saved(getattr(hf, f"{family}ForImageClassification")(config).eval(), tmp_path)
     options = ["--model", str(tmp_path), *common(faces), "--n-boot", "100", "--draws", "3"]
@@ -481,8 +481,9 @@ def test_the_gains_of_a_dose_are_taken_from_its_head_map(clip, faces, capsys, tm
     dose = next(dose for dose in content["doses"]["front"] if dose["kind"] == "gain")
     capsys.readouterr()
     ablate = ["ablate", "--model", str(clip), *quick, "--kind", "gain", "--json", "-", "--from"]
-    main([*ablate, str(tmp_path / "headmap.json")])
+    main([*ablate, str(tmp_path / "headmap.json"), "--save", str(tmp_path / "model")])
     found = json.loads(capsys.readouterr().out)
+    assert "loaded again" in found["notes"][-1], "the figures below are those of the saved model"
     gains = np.array(found["gains"])
     assert [gains[tuple(head)] for head in dose["heads"]] == pytest.approx(dose["gains"])
     assert sorted(found["selected"]) == sorted(dose["heads"]) == np.argwhere(gains != 1).tolist()

@@ -178,7 +178,7 @@ def test_a_classifier_without_a_planted_head_has_no_gap_to_close(posts, tmp_path
     assert abs(total) < 0.2
 
 
-@pytest.mark.parametrize("kind", ["zero", "mean"])
+@pytest.mark.parametrize("kind", ["zero", "mean", "project", "splince"])
 def test_ablate_saves_a_classifier_that_predicts_what_was_reported(located, planted, posts, kind, tmp_path) -> None:
     edit = ["--from", str(located / "headmap.json"), "--kind", kind, "--tokens", "all", "--draws", "3"]
     main(
