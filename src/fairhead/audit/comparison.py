@@ -18,7 +18,6 @@ from fairhead.audit.catalogue import METRICS, Chosen, Metric, Multiclass, choose
 from fairhead.audit.metrics import Rules
 from fairhead.audit.paired_values import (
     ALL_PAIRS,
-    LEAST,
     Both,
     PairChanges,
     corrected_pairs,
@@ -239,7 +238,7 @@ def corrected(tested: Sequence[Tested], correction: str) -> list[Difference]:
     if correction == "westfall-young":
         able = [t for t in tested if t.test is not None]
         tests = [t.test for t in able if t.test is not None]
-        p = westfall_young([t.observed - LEAST for t in tests], [t.draws for t in tests], [t.block for t in able])
+        p = westfall_young([t.observed for t in tests], [t.draws for t in tests], [t.block for t in able])
         adjusted = dict(zip([id(t.difference) for t in able], p, strict=True))
         return [replace(d, p_adjusted=None if d.p is None else adjusted.get(id(d), 1.0)) for d in found]
     names = [(d.group_by, d.p, d.a, d.b) for d in found]

@@ -267,7 +267,8 @@ def westfall_young(observed: Sequence[float], draws: Sequence[Array], blocks: Se
 
     What tests have in common costs nothing: of two that are the same, neither is corrected for the other. Tests of one
     block have the same replicates; blocks count as independent, which is on the safe side (Šidák). Large values of what
-    was observed speak against a hypothesis; its draws [B] are replicates where it holds.
+    was observed speak against a hypothesis; its draws [B] are replicates where it holds. What differs by rounding alone
+    counts as equal: of small groups many replicates are, and the order of a sum must not decide.
 
     Example:
         >>> noise = np.random.default_rng(0).normal(size=(3, 999))
@@ -276,14 +277,16 @@ def westfall_young(observed: Sequence[float], draws: Sequence[Array], blocks: Se
         >>> [round(p, 3) for p in (*same, *two)]
         [0.006, 0.006, 0.012, 0.012]
     """
+    draws = [np.where(np.isnan(drawn), np.inf, drawn) for drawn in draws]  # without a value: as large as can be
     ranked = [np.sort(drawn) for drawn in draws]
     # How large a share of replicates, and of what was observed, is as large as what was observed.
-    p = [(1 + len(r) - int(np.searchsorted(r, x))) / (1 + len(r)) for x, r in zip(observed, ranked, strict=True)]
+    large = [len(r) - int(np.searchsorted(r, x - _ROUNDING)) for x, r in zip(observed, ranked, strict=True)]
+    p = [(1 + many) / (1 + len(r)) for many, r in zip(large, ranked, strict=True)]
 
     def as_rare(k: int, share: float) -> NDArray[np.bool_]:
         """The replicates of a test that no more than this share of them are as large as, [B]."""
         place = len(ranked[k]) - 1 - int((share + _ROUNDING) * (1 + len(ranked[k])))
-        return draws[k] > (ranked[k][place] if place >= 0 else -np.inf)
+        return draws[k] > (ranked[k][place] + _ROUNDING if place >= 0 else -np.inf)
 
     adjusted = list(p)
     following: dict[Hashable, list[int]] = {}

@@ -8,6 +8,7 @@ from fairhead.errors import InputError
 from fairhead.stats import OUTCOMES, Difference, Span, bootstrap
 from fairhead.stats.bootstrap import Resampling
 from fairhead.stats.clusters import cluster_errors, cluster_means, ratio
+from fairhead.stats.max_t import westfall_young
 
 
 def test_errors_of_independent_rows_are_those_of_a_t_test():
@@ -118,3 +119,24 @@ def test_the_json_of_a_benchmarks_difference_has_more_than_that_of_an_audit():
     assert {"benchmark", "clusters", "nearer", "relative", "note"} == set(of_benchmark.to_dict()) - set(
         of_audit.to_dict()
     )
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_differs_by_rounding_alone_counts_as_equal(seed):
+    """Else the order of a sum, and so the processor, would decide on a p: (0.1 + 0.2) + 0.3 > 0.1 + (0.2 + 0.3)."""
+    rng = np.random.default_rng(seed)
+    terms = rng.integers(1, 5, (3, 4, 400)) / 10
+    either = np.where(rng.random((4, 400)) < 0.5, (terms[0] + terms[1]) + terms[2], terms[0] + (terms[1] + terms[2]))
+    exact, blocks = terms.sum(axis=0).round(6), ["sex", "sex", "race", "race"]
+    observed = [0.6, 0.8, 0.9, 1.1]
+    assert westfall_young(observed, list(either), blocks) == westfall_young(observed, list(exact), blocks)
+
+
+@pytest.mark.parametrize("many", [1, 20])
+def test_a_replicate_without_a_value_counts_as_the_largest(many):
+    """A figure that cannot be computed in a replicate might have been anything there."""
+    draws = np.random.default_rng(0).normal(size=(2, 199))
+    unknown, largest = draws.copy(), draws.copy()
+    unknown[1, :many], largest[1, :many] = np.nan, np.inf
+    found, expected = (westfall_young([2.4, 2.0], list(of), ["sex", "sex"]) for of in (unknown, largest))
+    assert found == expected
