@@ -252,19 +252,34 @@ def normal_sums(mean: Array, square: Array, rows: Array, n_boot: int, rng: np.ra
     return found.transpose(2, 1, 0)
 
 
-def calibrated_errors(error: Array, rows: NDArray[np.int64], expected: Array, rng: np.random.Generator) -> Array:
-    """Errors [B, K] of a group's K terms of calibration as they would be if it were calibrated.
+class Promised(NamedTuple):
+    """What scores promise in the bins of each group; it draws the errors of calibrated scores.
 
-    Of the rows in each bin, [K], and the hits that their scores promise, [K]. A bin without a hit shows no noise when
-    its rows are drawn again, though by chance it might have had some: there, hits are drawn as the scores have them.
+    A bin without a hit shows no noise when its rows are drawn again, though by chance it might have had some: where few
+    hits or misses are promised, hits are drawn as the scores have them.
     """
-    few = np.minimum(expected, rows - expected) < _FEW_HITS
-    if not few.any():
-        return error
-    share = np.clip(expected[few] / np.maximum(rows[few], 1), 0.0, 1.0)
-    found = error.copy()
-    found[:, few] = (expected[few] - rng.binomial(rows[few], share, (len(error), len(share)))) / rows.sum()
-    return found
+
+    rows: NDArray[np.int64]  # of each bin, [G, K]
+    hits: Array  # that the scores promise there, [G, K]
+    names: tuple[int, ...]  # of the groups, for their seeds
+    seed: int
+
+    def of_groups(self, groups: NDArray[np.bool_]) -> "Promised":
+        """Some of the groups, [G]."""
+        names = tuple(np.array(self.names)[groups].tolist())
+        return Promised(self.rows[groups], self.hits[groups], names, self.seed)
+
+    def errors(self, error: Array, g: int) -> Array:
+        """Errors [B, K] of a group's terms as they would be if it were calibrated."""
+        rows, hits = self.rows[g], self.hits[g]
+        few = np.minimum(hits, rows - hits) < _FEW_HITS
+        if not few.any():
+            return error
+        rng = np.random.default_rng([self.seed, *f"calibrated {self.names[g]}".encode()])
+        share = np.clip(hits[few] / np.maximum(rows[few], 1), 0.0, 1.0)
+        found = error.copy()
+        found[:, few] = (hits[few] - rng.binomial(rows[few], share, (len(error), len(share)))) / rows.sum()
+        return found
 
 
 class Auc(NamedTuple):

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from fairhead.audit.ranked import Promised
 from fairhead.stats import intervals
 from fairhead.stats.clusters import divide
 
@@ -119,8 +120,7 @@ class Terms(NamedTuple):
     hat: Array
     star: Array
     curve: bool = False  # they are points of a curve, and neighbours err alike
-    # From a group's errors [B, K] and its number to those that it would have if its true terms were all 0
-    even: Callable[[Array, int], Array] | None = None
+    promised: Promised | None = None  # what scores promise, where the terms are those of calibration
 
 
 @dataclass(frozen=True)
@@ -165,11 +165,12 @@ class Rates:
     def sum_interval(self, g: int, level: float) -> intervals.Interval:
         """The interval of a group's sum of absolute values."""
         assert self.terms is not None
-        hat, star, curve, even = self.terms
+        hat, star, curve, promised = self.terms
 
         def made() -> intervals.Interval:
             error = (hat[:, g] - star[..., g]) * self.wide(level)[0, g]
-            return intervals.absolute_sum(hat[:, g], error, level, curve, None if even is None else even(error, g))
+            even = None if promised is None else promised.errors(error, g)
+            return intervals.absolute_sum(hat[:, g], error, level, curve, even)
 
         return self._once((g, level), made)
 
@@ -217,9 +218,8 @@ class Rates:
     def of_groups(self, groups: NDArray[np.bool_], replicates: NDArray[np.bool_]) -> "Rates":
         """A rate that is a sum of absolute values, of some groups [G] and with some replicates [B] only."""
         assert self.terms is not None
-        hat, star, curve, even = self.terms
-        numbers = np.flatnonzero(groups)
-        own = None if even is None else lambda error, g: even(error, int(numbers[g]))
+        hat, star, curve, promised = self.terms
+        own = None if promised is None else promised.of_groups(groups)
         terms = Terms(hat[:, groups], star[replicates][..., groups], curve, own)
         clusters = None if self.clusters is None else self.clusters[groups]
         star = self.star[replicates][..., groups]

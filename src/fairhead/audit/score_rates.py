@@ -23,11 +23,11 @@ from fairhead.audit.ranked import (
     Auc,
     Binned,
     Entries,
+    Promised,
     Ranked,
     ScoreTable,
     auc_of,
     binned_auc,
-    calibrated_errors,
     dot,
     drawn_together,
     equal_bins,
@@ -185,13 +185,10 @@ class ScoreTables:
             drawn = (table.star * distance).sum(axis=-2)
             star = np.swapaxes(divide(drawn, table.star.sum(axis=(-1, -2))[..., None]), -1, -2)
         error, error_star = (np.abs(terms).sum(axis=-2, keepdims=True) for terms in (hat, star))
-        terms = Terms(hat, star, even=self._calibrated if self._plain else None)
+        names = tuple(range(self.n_groups))
+        promised = Promised(table.rows.sum(axis=-2), table.powers[0].sum(axis=-2), names, self.seed)
+        terms = Terms(hat, star, promised=promised if self._plain else None)
         return Rates(error, error_star, rows[None], lambda c: "rows", self.clusters, terms)
-
-    def _calibrated(self, error: Array, g: int) -> Array:
-        """The errors [B, K] that the terms of a group's calibration error would have if it were calibrated."""
-        rows, expected = self._top.rows[g].sum(axis=0), self._top.powers[0][g].sum(axis=0)
-        return calibrated_errors(error, rows, expected, self._generator(f"calibrated {g}"))
 
     @property
     def _plain(self) -> bool:
