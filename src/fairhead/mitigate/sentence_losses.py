@@ -26,6 +26,7 @@ from fairhead.language.row_layout import Sentences, stack
 from fairhead.language.scorer import Scorer
 from fairhead.mitigate.triplets import SHARE, Prepared, TokenTriplet, encode_triplets, stack_triplets
 from fairhead.settings import NotNegative, Option, Positive, Share, check_config
+from fairhead.stats.bootstrap import reach_of_equal
 from fairhead.stats.clusters import cluster_means
 from fairhead.train import LanguagePlan
 from fairhead.train.step import Parts
@@ -85,10 +86,14 @@ def _clearest(scorer: Scorer, items: Sequence[StereoSetItem]) -> tuple[float, fl
 
 
 def _with_chance(table: ItemTable) -> tuple[float, float]:
-    """The score of a table, and half the width of its interval: Student's over the terms, so that few of them do."""
+    """The score of a table, and half the width of its interval: Student's over the terms, so that few of them do.
+
+    Terms that all have the same score have no spread: how far they may be off is that of as many equal answers.
+    """
     terms = _measure("stereoset", "ss", table).sums(table)[:, :1]
     found = cluster_means(terms, range(len(terms)))
-    return float(found.value[0]), float(found.high[0] - found.value[0]) if len(terms) > 1 else 0.5
+    equal = bool((terms == terms[0]).all())
+    return float(found.value[0]), reach_of_equal(len(terms)) if equal else float(found.high[0] - found.value[0])
 
 
 def _from_even(score: float) -> float:

@@ -280,7 +280,7 @@ class Resampling:
 
     def _exact(self, share: float, clusters: int) -> intervals.Interval:
         """Of a share that is 0, or 1, in every cluster: drawn again, it would always be the same."""
-        reach = 1 - ((1 - self.level) / 2) ** (1 / clusters)
+        reach = reach_of_equal(clusters, self.level)
         low, high = (0.0, reach) if share == 0 else (1 - reach, 1.0)
         return intervals.Interval(low, high, reach / NormalDist().inv_cdf((1 + self.level) / 2), None, "exact")
 
@@ -341,3 +341,13 @@ def expanded_level(level: float, n: int) -> float:
 
     t = stdtrit(n - 1, (1 + level) / 2) * np.sqrt(n / (n - 1))
     return float(1 - 2 * ndtr(-t))
+
+
+def reach_of_equal(clusters: int, level: float = 0.95) -> float:
+    """How far a share may be off that is 0, or 1, in every cluster (Clopper and Pearson): it shows no spread.
+
+    Example:
+        >>> round(reach_of_equal(10), 3)
+        0.308
+    """
+    return float(1 - ((1 - level) / 2) ** (1 / clusters))

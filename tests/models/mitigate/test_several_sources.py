@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from language_models import ITEMS, build, saved, tokenizer, write_stereoset
-from scipy.stats import ttest_1samp
+from scipy.stats import binomtest, ttest_1samp
 
 import fairhead
 from fairhead.cli import main
@@ -127,12 +127,32 @@ def scored(*sources):
 
 @pytest.mark.parametrize(
     ("terms", "likelier", "clear"),
-    [(1, 1, False), (2, 1, False), (8, 6, False), (8, 7, True), (15, 9, False), (60, 36, False), (60, 12, True)],
+    [
+        (1, 1, False),
+        (2, 1, False),
+        (2, 2, False),
+        (5, 5, False),
+        (8, 8, True),
+        (8, 6, False),
+        (8, 7, True),
+        (15, 9, False),
+        (60, 36, False),
+        (60, 12, True),
+    ],
 )
 def test_few_watched_terms_tell_little(terms, likelier, clear):
     """Of so many terms so many prefer the stereotype: whether that is clearly more or less than half of them."""
     score, chance = clearest((terms, likelier))
     assert (abs(score - 0.5) > chance) == clear
+
+
+@pytest.mark.parametrize("terms", [1, 2, 8, 40])
+@pytest.mark.parametrize("likelier", [0, 1])
+def test_terms_that_all_agree_may_be_off_as_exact_binomial_shares(terms, likelier):
+    """Student's interval of them has no width: 2 of 2 would be sure, and no weights past even could be kept."""
+    agreeing = terms * likelier
+    low, high = binomtest(agreeing, terms).proportion_ci()
+    assert clearest((terms, agreeing)) == pytest.approx((likelier, high - low))
 
 
 def test_what_chance_explains_is_students_interval_over_terms():
