@@ -128,6 +128,7 @@ def test_a_file_stays_as_it_was_where_its_writer_fails(tmp_path):
 LIMITED = """
     import resource
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    sys.dont_write_bytecode = True  # of that many bytes, which later runs would fail on
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))  # a disk that is full after 1000 bytes
     from fairhead.errors import InputError
     try:

@@ -12,6 +12,7 @@ import re
 import resource
 import shutil
 import signal
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -255,6 +256,8 @@ def refused(tmp_path, monkeypatch, capsys):
         code, limits = 0, resource.getrlimit(resource.RLIMIT_FSIZE)
         signal.alarm(60)  # whoever waits for a pipe waits for ever
         if room is not None:
+            # Modules that are first imported here would leave bytecode cut short, on which all later runs fail.
+            monkeypatch.setattr(sys, "dont_write_bytecode", True)
             resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
         try:
             main(words)
