@@ -20,7 +20,7 @@ from fairhead.data.files import PICTURES, Skips, Source
 from fairhead.data.images import HeldImages, Images, members
 from fairhead.data.own_table import Table, opened
 from fairhead.data.sentences import MORE_LESS
-from fairhead.data.splits import EIGHTY_TEN_TEN, joined_keys, named_parts, split_by_hash, split_within
+from fairhead.data.splits import joined_keys, named_parts, shares_of, split_by_hash, split_within
 from fairhead.errors import InputError
 from fairhead.records import Column
 from fairhead.settings import check_settings
@@ -44,7 +44,7 @@ class _How(NamedTuple):
     split: str | None
     id: str | None
     person: str | None
-    fractions: Mapping[str, float]
+    fractions: Mapping[str, float] | None
     seed: int
     skips: Skips
 
@@ -63,7 +63,7 @@ def read_images(
     id: str | None = None,
     person: str | None = None,
     input: str | None = None,
-    fractions: Mapping[str, float] = EIGHTY_TEN_TEN,
+    fractions: Mapping[str, float] | None = None,
     seed: int = 0,
     on_error: str = "raise",
 ) -> Dataset:
@@ -76,12 +76,13 @@ def read_images(
         groups: columns to audit by; training never sees them. Rows without a value are trained on, and not audited.
         split: column of the parts (train, val or validation, test, or names of your own); by default split, where it
             has these. Without a validation part, that is drawn from the training rows. "random", or without such a
-            column: drawn, 80/10/10 of each class; rows with the same picture stay together. Parts with other names are
-            left alone.
+            column: drawn within each class; rows with the same picture stay together. Parts with other names are left
+            alone.
         id: column of distinct ids; by default id.
         person: column of the person (or the source) of a picture: nobody is in two parts.
         input: column of the paths; by default path, file, image or filename.
-        fractions: part -> share of what is drawn.
+        fractions: part -> share of what is drawn; by default 80/10/10, of fewer than 3,000 rows more to test on and of
+            fewer than 1,500 more to validate on (55/15/30 of 500).
         seed: of what is drawn.
         on_error: "raise", or "skip" to leave out rows without an input or a label, and pictures that are broken.
 
@@ -172,7 +173,7 @@ def read_texts(
     id: str | None = None,
     person: str | None = None,
     input: str | None = None,
-    fractions: Mapping[str, float] = EIGHTY_TEN_TEN,
+    fractions: Mapping[str, float] | None = None,
     seed: int = 0,
     on_error: str = "raise",
 ) -> Dataset:
@@ -292,12 +293,13 @@ def _split(
 
     if how.split is None and how.label is None:
         return np.full(len(ids), "test")
+    fractions = shares_of(len(rows)) if how.fractions is None else how.fractions
     if how.split is None:
-        return drawn(np.arange(len(ids)), how.fractions)
+        return drawn(np.arange(len(ids)), fractions)
     parts = named_parts(table.cells(how.split)[rows].tolist()).astype(object)
     train = np.flatnonzero(parts == "train")
     if len(train) and "test" in parts and "val" not in parts:
-        shares = {name: how.fractions.get(name, 0.0) for name in ("train", "val")}
+        shares = {name: fractions.get(name, 0.0) for name in ("train", "val")}
         parts[train] = drawn(train, {name: share / sum(shares.values()) for name, share in shares.items()})
     first = alike(inputs)
     again = int(np.isin(first[parts != "train"], first[parts == "train"]).sum())
