@@ -3,14 +3,15 @@
 These are plain data. The numbers are made in the other files of this folder, the tables in `report/`.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fairhead import report  # what needs templates is imported when it is used
 from fairhead.audit.catalogue import METRICS, OWN, Metric
 from fairhead.report import Result
+from fairhead.report.form import AuditFigures, ComparisonFigures
 from fairhead.report.wording import (
     CROSS,
     FAILS,
@@ -27,17 +28,14 @@ from fairhead.report.wording import (
     said_of_difference,
     scale_of,
 )
-from fairhead.stats import Difference, Estimate, GroupRow
+from fairhead.stats import Difference, Estimate
 from fairhead.stats.bootstrap import STABLE_ROWS
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from fairhead.report.page import Report
-    from fairhead.stats import Curves
 
-AUDIT_SCHEMA = "fairhead.audit/1"
-COMPARISON_SCHEMA = "fairhead.comparison/1"
 # The gaps that the headline speaks of: three readings of "treated alike".
 HEADLINE = ("DP", "EOp", "EOd")
 # Of predicted numbers: in the unit of the target, so that they can be ranked.
@@ -58,8 +56,7 @@ def headline_of(asked: Iterable[Metric]) -> list[str]:
     return [m.name for m in gaps if m.name in (*HEADLINE, *_OF_NUMBERS)] or [m.name for m in gaps]
 
 
-@dataclass(frozen=True)
-class Audit(Result):
+class Audit(AuditFigures, Result):
     """Gaps with intervals: what `fairhead.audit` returns.
 
     Example:
@@ -68,11 +65,6 @@ class Audit(Result):
         >>> found["DP"].value, found.to_dict()["estimates"][0]["group_by"]
         (0.12, 'race')
     """
-
-    estimates: tuple[Estimate, ...]  # overall figures first, then those of each group column
-    by_group: tuple[GroupRow, ...]  # the figures of each group of each column
-    provenance: Mapping[str, Any]  # where the rows came from, and the options of the audit
-    curves: "tuple[Curves, ...]" = ()  # thresholds, ROC and calibration of each group column, where there is one score
 
     def __getitem__(self, key: str | tuple[str, str | None]) -> Estimate:
         """`audit["DP"]` where that is unique, or `audit["DP", "race"]`; "F1" is also that of `define_metric`."""
@@ -87,7 +79,7 @@ class Audit(Result):
     def to_dict(self) -> dict[str, Any]:
         """The JSON form (schema, provenance, by_group, estimates)."""
         return {
-            "schema": AUDIT_SCHEMA,
+            "schema": self.schema,
             "provenance": dict(self.provenance),
             "by_group": [asdict(row) for row in self.by_group],
             "estimates": [asdict(e) for e in self.estimates],
@@ -119,7 +111,7 @@ class Audit(Result):
 
 def _first(audit: "Audit") -> str | None:
     """The column of the clearest gap, whose picture comes first; crossed columns, which are folded, stay in place."""
-    headline, single = audit.provenance.get("audit", {}).get("headline", HEADLINE), _columns(audit)
+    headline, single = audit.options.get("headline", HEADLINE), _columns(audit)
     ranked = clearest(e for e in audit.estimates if e.metric in headline and e.group_by in single)
     return ranked[0].group_by if ranked else None
 
@@ -130,8 +122,7 @@ def _columns(audit: "Audit") -> list[str]:
     return [name for name in found if CROSS not in name] or ["no group"]
 
 
-@dataclass(frozen=True)
-class Comparison(Result):
+class Comparison(ComparisonFigures, Result):
     """Paired differences of two sets of predictions: what `fairhead.compare` returns.
 
     Example:
@@ -141,17 +132,13 @@ class Comparison(Result):
         -0.1
     """
 
-    differences: tuple[Difference, ...]  # one for each metric and group column, b minus a
-    a: Audit  # of the first predictions, on the rows that both have
-    b: Audit  # of the second
-    provenance: Mapping[str, Any]  # where both came from, how they were joined, and the options
-    # Changes of signed differences between two groups, of the rates behind the headline metrics
-    pairs: tuple[Difference, ...] = ()
+    a: Audit
+    b: Audit
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""
         return {
-            "schema": COMPARISON_SCHEMA,
+            "schema": self.schema,
             "provenance": dict(self.provenance),
             "differences": [d.to_dict() for d in self.differences],
             "pairs": [d.to_dict() for d in self.pairs],
@@ -209,8 +196,7 @@ def audit_verdicts(audit: Audit, rates: Sequence[str] = ()) -> list[report.Sente
 
     Where `rates` are asked for and there is such a gap, a sentence says who stands out from the reference in them.
     """
-    options = audit.provenance.get("audit", {})
-    level, headline = options.get("level", 0.95), options.get("headline", HEADLINE)
+    level, headline = audit.level, audit.options.get("headline", HEADLINE)
     gaps = [e for e in audit.estimates if e.metric in headline and e.group_by is not None]
     without = report.Sentence("No group column was named (--group; groups=), so there is no gap to report.", "note")
     verdicts = _headlines(gaps, level) if audit.by_group or gaps else [without]
@@ -232,7 +218,7 @@ def audit_verdicts(audit: Audit, rates: Sequence[str] = ()) -> list[report.Sente
 
 def _on_rows(audit: Audit) -> list[report.Sentence]:
     """How many rows lack a group, by column."""
-    options = audit.provenance.get("audit", {})
+    options = audit.options
     lost = {name: n for name, n in options.get("without_group", {}).items() if CROSS not in name}
     if not lost:
         return []
@@ -243,7 +229,7 @@ def _on_rows(audit: Audit) -> list[report.Sentence]:
 
 def _on_positive(audit: Audit) -> list[report.Sentence]:
     """What makes doubtful that the positive class is the one that is meant."""
-    said, classes = audit.provenance.get("positive"), audit.provenance.get("audit", {}).get("classes", ())
+    said, classes = audit.provenance.get("positive"), audit.options.get("classes", ())
     found = [f"The positive class is {said}."] if said else []
     for e in audit.estimates:
         if e.metric == "AUC" and e.group_by is None and len(classes) == 2 and e.high is not None and e.high < 0.5:
@@ -256,7 +242,7 @@ def _on_positive(audit: Audit) -> list[report.Sentence]:
 
 def _against_reference(audit: Audit, rates: Sequence[str]) -> list[report.Sentence]:
     """The group of the first column with the most rates whose interval does not overlap the reference's."""
-    column, references = _first(audit), audit.provenance.get("audit", {}).get("reference", {})
+    column, references = _first(audit), audit.options.get("reference", {})
     of_groups = {row.group: row.rates for row in audit.by_group if row.group_by == column and row.n >= STABLE_ROWS}
     reference = of_groups.get(references.get(column), {})
     found: list[tuple[int, str, list[str]]] = []
@@ -349,7 +335,7 @@ def _figures(gap: Estimate, level: float) -> str:
 def comparison_verdicts(comparison: Comparison, names: tuple[str, str] = ("A", "B")) -> list[report.Sentence]:
     """One sentence on the headline gaps of two sets of predictions, which are called by their `names`."""
     words, (a, b) = dict[str, list[str]](), names
-    headline = comparison.a.provenance.get("audit", {}).get("headline", HEADLINE)
+    headline = comparison.a.options.get("headline", HEADLINE)
     asked = [d for d in comparison.differences if d.metric in headline and d.group_by is not None]
     if asked and all(d.value is None for d in asked):
         metrics = listed(dict.fromkeys(in_words(d.metric, short=True) for d in asked), "or")

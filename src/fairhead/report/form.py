@@ -53,16 +53,34 @@ PictureAddress = Annotated[
 ]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class AuditFigures:
-    """The JSON form of an audit."""
+    """What an audit found, as its JSON form holds it."""
 
     schema: ClassVar[str] = "fairhead.audit/1"
 
-    provenance: Mapping[str, Any]
-    estimates: Sequence[Estimate]
-    by_group: Sequence[GroupRow]
-    curves: Sequence[Curves] = ()
+    estimates: tuple[Estimate, ...]  # overall figures first, then those of each group column
+    by_group: tuple[GroupRow, ...]  # the figures of each group of each column
+    provenance: Mapping[str, Any]  # where the rows came from, and the options of the audit
+    curves: tuple[Curves, ...] = ()  # thresholds, ROC and calibration of each group column, where there is one score
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """The options of the audit."""
+        found: Mapping[str, Any] = self.provenance.get("audit", {})
+        return found
+
+    @property
+    def level(self) -> float:
+        """Of the intervals."""
+        return float(self.options.get("level", 0.95))
+
+    def groups(self) -> dict[str, list[GroupRow]]:
+        """The groups of each column and intersection."""
+        found: dict[str, list[GroupRow]] = {}
+        for row in self.by_group:
+            found.setdefault(row.group_by, []).append(row)
+        return found
 
     def definitions(self) -> dict[str, str]:
         """Full name of each metric -> its definition."""
@@ -70,17 +88,23 @@ class AuditFigures:
         return {metric_name(metric): str(definition) for metric, definition in found if definition}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ComparisonFigures:
-    """The JSON form of a comparison."""
+    """What a comparison found, as its JSON form holds it."""
 
     schema: ClassVar[str] = "fairhead.comparison/1"
 
-    provenance: Mapping[str, Any]
-    differences: Sequence[Difference]
-    a: AuditFigures
-    b: AuditFigures
-    pairs: Sequence[Difference] = ()
+    differences: tuple[Difference, ...]  # one for each metric and group column, b minus a
+    a: AuditFigures  # of the first predictions, on the rows that both have
+    b: AuditFigures  # of the second
+    provenance: Mapping[str, Any]  # where both came from, how they were joined, and the options
+    # Changes of signed differences between two groups, of the rates behind the headline metrics
+    pairs: tuple[Difference, ...] = ()
+
+    @property
+    def level(self) -> float:
+        """Of the intervals."""
+        return float(self.provenance.get("level", 0.95))
 
 
 def plain(value: Any, where: str) -> Any:

@@ -33,7 +33,7 @@ _MOST_GROUPS = 12  # that an entry names
 _NO_LIMIT = "Local Law 144 sets no limit; four fifths is a rule of thumb of the Uniform Guidelines on selection."
 
 
-def local_law_144(audit: AuditFigures | Any) -> Report:
+def local_law_144(audit: AuditFigures) -> Report:
     """The tables of a bias audit under New York City's Local Law 144 of 2021 and the rules of its department.
 
     Selection rates and impact ratios for each group column (sex; race or ethnicity) and for their intersections. An
@@ -41,14 +41,13 @@ def local_law_144(audit: AuditFigures | Any) -> Report:
     left out of impact ratios, with their number and rate. Where the tool gives scores, let the predictions be "above
     the median" (`--threshold median`): selection rates are scoring rates then.
     """
-    columns = list(dict.fromkeys(row.group_by for row in audit.by_group))
-    if not any(CROSS in name for name in columns):
+    if not any(CROSS in name for name in audit.groups()):
         raise InputError("Local Law 144 asks for sex, race or ethnicity, and both crossed: add --intersections")
     if "selection_rate" not in audit.by_group[0].rates:
         raise InputError(
             "Local Law 144 is about being selected or not: name the class that means selected (--positive)"
         )
-    options, origin = audit.provenance.get("audit", {}), audit.provenance
+    options, origin = audit.options, audit.provenance
     if origin.get("columns", {}).get("weight") is not None:
         raise InputError("Local Law 144 counts applicants: audit without --weight")
     rule = str(options.get("prediction") or f"predicted class {options.get('classes', ['?'])[-1]}")
@@ -58,12 +57,11 @@ def local_law_144(audit: AuditFigures | Any) -> Report:
         "Applicants",
         "Share",
         "Above the median" if scored else "Selected",
-        f"{'Scoring' if scored else 'Selection'} rate, {level(origin)} interval",
+        f"{'Scoring' if scored else 'Selection'} rate, {level(audit.level)} interval",
         "Impact ratio",
     )
     tables, failing = [], []
-    for name in columns:
-        rows = [row for row in audit.by_group if row.group_by == name]
+    for name, rows in audit.groups().items():
         total = sum(row.n for row in rows)
         counted = [row for row in rows if row.n >= SMALL_CATEGORY * total]
         best = max((row.rates["selection_rate"].value or 0.0 for row in counted), default=0.0)
@@ -86,10 +84,9 @@ def local_law_144(audit: AuditFigures | Any) -> Report:
     if not failing:
         text = f"No category with {_SMALL} of the rows or more has an impact ratio below {FOUR_FIFTHS:g}."
         verdict = Sentence(text, "good")
-    share = options.get("level", 0.95)
     overall = [e for e in audit.estimates if e.metric == "impact_ratio" and e.value is not None]
     tested = "; ".join(
-        f"by {e.group_by} {e.value:.2f} ({e.low:.2f} to {e.high:.2f}, {said(e, share)})" for e in overall
+        f"by {e.group_by} {e.value:.2f} ({e.low:.2f} to {e.high:.2f}, {said(e, audit.level)})" for e in overall
     )
     more = f"The smallest ratio of any two groups, with its interval, small categories included: {tested}."
     return Report(
@@ -116,9 +113,9 @@ def _category(row: GroupRow, total: int, ratio: float | None, counted: bool) -> 
     return row.group, count(row.n), share, count(round(rate.value * row.n)), with_interval(rate), shown
 
 
-def eu_ai_act(audit: AuditFigures | Any) -> Report:
+def eu_ai_act(audit: AuditFigures) -> Report:
     """A fact sheet by the headings of Article 10 and Annex IV of the EU AI Act (Regulation (EU) 2024/1689)."""
-    single = [name for name in dict.fromkeys(row.group_by for row in audit.by_group) if CROSS not in name]
+    single = [name for name in audit.groups() if CROSS not in name]
     return Report(
         title="Fact sheet: data governance and technical documentation",
         question=f"What does this audit by {listed(single, 'and')} add to Article 10 and Annex IV of the EU AI Act?",
@@ -132,8 +129,8 @@ def eu_ai_act(audit: AuditFigures | Any) -> Report:
     )
 
 
-def _article_10(audit: AuditFigures | Any, columns: Sequence[str]) -> dict[str, str]:
-    origin, options = audit.provenance, audit.provenance.get("audit", {})
+def _article_10(audit: AuditFigures, columns: Sequence[str]) -> dict[str, str]:
+    origin, options = audit.provenance, audit.options
     rows = f"{count(options.get('n', 0))} rows"
     without = f"; {count(origin['rows_dropped'])} with missing values left out" if origin.get("rows_dropped") else ""
     lost = {name: number for name, number in options.get("without_group", {}).items() if name in columns}
@@ -163,10 +160,10 @@ def _article_10(audit: AuditFigures | Any, columns: Sequence[str]) -> dict[str, 
     }
 
 
-def _annex_4(audit: AuditFigures | Any, columns: Sequence[str]) -> dict[str, str]:
-    origin, options = audit.provenance, audit.provenance.get("audit", {})
+def _annex_4(audit: AuditFigures, columns: Sequence[str]) -> dict[str, str]:
+    origin, options = audit.provenance, audit.options
     draws = f"{count(options.get('n_boot', 0))} bootstrap replicates, seed {options.get('seed', 0)}"
-    made = f"fairhead {origin.get('version', '')}; {level(origin)} intervals, {draws}."
+    made = f"fairhead {origin.get('version', '')}; {level(audit.level)} intervals, {draws}."
     overall = ", ".join(_figure(e) for e in audit.estimates if e.group_by is None and e.value is not None)
     known = {metric_name(e.metric): e.detail.get("definition") for e in audit.estimates}
     return {
@@ -189,14 +186,15 @@ def _facts(title: str, facts: dict[str, str], *more: PlainTable) -> PlainTables:
     return PlainTables(title=title, tables=[table, *more])
 
 
-def _sizes(audit: AuditFigures | Any, columns: Sequence[str]) -> str:
+def _sizes(audit: AuditFigures, columns: Sequence[str]) -> str:
     return "; ".join(
-        f"{name}: " + ", ".join(f"{row.group} {count(row.n)}" for row in audit.by_group if row.group_by == name)
-        for name in columns
+        f"{name}: " + ", ".join(f"{row.group} {count(row.n)}" for row in rows)
+        for name, rows in audit.groups().items()
+        if name in columns
     )
 
 
-def _rates(audit: AuditFigures | Any, columns: Sequence[str], rate: str) -> str:
+def _rates(audit: AuditFigures, columns: Sequence[str], rate: str) -> str:
     """One rate of each group with its interval."""
     found = []
     for row in audit.by_group:
@@ -210,14 +208,14 @@ def _figure(estimate: Any) -> str:
     return f"{metric_name(estimate.metric)} {with_interval(estimate)}"
 
 
-def _findings(audit: AuditFigures | Any) -> list[PlainTable]:
+def _findings(audit: AuditFigures) -> list[PlainTable]:
     """Gaps whose intervals leave 0 out, and ratios that fail, as a table; none where there are none."""
-    bad, share = ("larger than 0", "four-fifths rule: fails"), audit.provenance.get("audit", {}).get("level", 0.95)
+    found = [(e, said(e, audit.level)) for e in audit.estimates if e.group_by is not None and e.value is not None]
     rows = [
-        (metric_name(e.metric), e.group_by, with_interval(e), "; ".join(filter(None, [said(e, share), left_out(e)])))
-        for e in audit.estimates
-        if e.group_by is not None and e.value is not None and said(e, share) in bad
+        (metric_name(e.metric), str(e.group_by), with_interval(e), "; ".join(filter(None, [word, left_out(e)])))
+        for e, word in found
+        if word in ("larger than 0", "four-fifths rule: fails")
     ]
-    columns = ("Figure", "By", f"Value, {level(audit.provenance)} interval", "Finding")
-    found = PlainTable(caption="10(2)(f) Examination for bias", columns=columns, rows=rows, words=True)
-    return [found] if rows else []
+    columns = ("Figure", "By", f"Value, {level(audit.level)} interval", "Finding")
+    table = PlainTable(caption="10(2)(f) Examination for bias", columns=columns, rows=rows, words=True)
+    return [table] if rows else []

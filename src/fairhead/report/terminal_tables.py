@@ -45,7 +45,6 @@ _MOST_PAIRS = 8
 
 def show_audit(console: Console, audit: AuditFigures, wanted: Sequence[str] = ()) -> None:
     """Overall figures, figures of each group (of the rates wanted, or those that fit), gaps."""
-    level = audit.provenance.get("audit", {}).get("level", 0.95)
     overall = [
         f"{_metric_name(e.metric)} {_figure(e, unit=' %')}"
         for e in audit.estimates
@@ -53,21 +52,21 @@ def show_audit(console: Console, audit: AuditFigures, wanted: Sequence[str] = ()
     ]
     if overall:
         console.print(f"Overall: {', '.join(overall)}  [dim](n = {audit.estimates[0].n:,})[/]", highlight=False)
-    for group_by in dict.fromkeys(row.group_by for row in audit.by_group):
+    for group_by, of_column in audit.groups().items():
         console.print()
-        rows, n_hidden = _shown_groups([row for row in audit.by_group if row.group_by == group_by])
+        rows, n_hidden = _shown_groups(of_column)
         named = _longest_word(row.group for row in rows) + _SPACE + max(len(f"{row.n:,}") for row in rows)
         left = console.width - named
         stacked = max(1, left // _STACKED_WIDTH)
         room = max(left // _RATE_WIDTH, min(4, stacked))
         rates = list(wanted) or main_rates(list(rows[0].rates), room)
         for start in range(0, len(rates), stacked):  # where many are wanted, a second table holds what does not fit
-            console.print(_group_table(rows, rates[start : start + stacked], group_by, level, left))
+            console.print(_group_table(rows, rates[start : start + stacked], group_by, audit.level, left))
         if n_hidden:
             console.print(f"[dim]and {n_hidden:,} smaller groups (all in --json)[/]", highlight=False)
         gaps = [e for e in audit.estimates if e.group_by == group_by]
         console.print()
-        console.print(_gap_table(gaps, group_by, level, console.width < _NARROW))
+        console.print(_gap_table(gaps, group_by, audit.level, console.width < _NARROW))
         _show_reasons(console, [row.rates[rate] for row in rows for rate in rates])
     _show_legend(console, {e.metric: e.detail.get("definition") for e in audit.estimates if e.group_by is not None})
 
@@ -81,7 +80,7 @@ def show_comparison(console: Console, comparison: ComparisonFigures) -> None:
     sizes = sorted({d.n for d in comparison.differences})
     rows = " to ".join(f"{n:,}" for n in dict.fromkeys([*sizes[:1], *sizes[-1:]]))
     paired = "paired" if comparison.provenance.get("paired", True) else "separate samples"
-    table = _table(f"B − A, {paired}, {rows} rows, {100 * comparison.provenance.get('level', 0.95):g} % intervals")
+    table = _table(f"B − A, {paired}, {rows} rows, {100 * comparison.level:g} % intervals")
     narrow, roomy = console.width < _NARROW, console.width >= _WIDE
     longest = None if console.width >= _ROOM_FOR_WORDS else len("significant")
     # Just so wide: a least width that other columns do not give way to pushes the last one over the edge.

@@ -121,10 +121,8 @@ def main_rates(known: Sequence[str], room: int) -> list[str]:
     return ["accuracy", *(recalls if len(recalls) < room else [])]
 
 
-def level(provenance: Mapping[str, Any]) -> str:
-    """The level of the intervals in words: as the provenance or an entry of it says, or 95 %."""
-    places = [provenance, *(entry for entry in provenance.values() if isinstance(entry, Mapping))]
-    share = next((place["level"] for place in places if isinstance(place.get("level"), float)), 0.95)
+def level(share: float) -> str:
+    """The level of intervals in words."""
     return f"{share * 100:g}{THIN_SPACE}%"
 
 

@@ -190,7 +190,7 @@ def test_filled_dots_are_those_whose_interval_leaves_the_ideal_out() -> None:
 
 
 def test_the_level_of_intervals_is_said() -> None:
-    found = Audit((estimate("DP", 0.1),), (), {"level": 0.9})
+    found = Audit((estimate("DP", 0.1),), (), {"audit": {"level": 0.9}})
     assert f"90{THIN_SPACE}%" in made(kind="audit", name="m", audit=found).blocks()[1].columns[0]
 
 

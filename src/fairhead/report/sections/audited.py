@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import copysign, hypot
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from markupsafe import Markup
 
@@ -42,7 +42,7 @@ class Audited(Section):
     kind: ClassVar[str] = "audit"
 
     name: str  # whose predictions were audited
-    audit: Annotated[Any, AuditFigures]  # the audit, or its JSON form
+    audit: AuditFigures
     rates: Sequence[str] = ()  # which rates of groups to show first
     first: str | None = None  # which group column to show first
 
@@ -80,7 +80,7 @@ class Audited(Section):
         return [Block(self.audit, group_by, self.rates) for group_by in (None, *self._columns())]
 
     def _columns(self) -> list[str]:
-        columns = dict.fromkeys(one.group_by for one in (*self.audit.estimates, *self.audit.by_group))
+        columns = dict.fromkeys([*(e.group_by for e in self.audit.estimates), *self.audit.groups()])
         return sorted((name for name in columns if name is not None), key=lambda name: name != self.first)
 
 
@@ -88,15 +88,15 @@ class Block:
     """Everything about one group column, or about no group: overall figures."""
 
     def __init__(self, audit: AuditFigures, group_by: str | None, rates: Sequence[str]) -> None:
-        options = audit.provenance.get("audit", {})
+        options = audit.options
         estimates = [e for e in audit.estimates if e.group_by == group_by]
-        groups = [row for row in audit.by_group if row.group_by == group_by]
+        groups = audit.groups().get(group_by or "", [])
         known = list(dict.fromkeys(name for row in groups for name in row.rates))
         of_groups = [(row.group, metric_name(name), rate) for row in groups for name, rate in row.rates.items()]
 
         self.heading = "Overall" if group_by is None else f"By {group_by}"
-        self.columns = (f"Value and {level(audit.provenance)} interval", "Smallest detectable", "n")
-        self.panels = _panels(estimates, options.get("level", 0.95))
+        self.columns = (f"Value and {level(audit.level)} interval", "Smallest detectable", "n")
+        self.panels = _panels(estimates, audit.level)
         self.undefined = undefined((by(group_by), metric_name(e.metric), e) for e in estimates)
         self.left_out, self.thin = (_said(estimates, key) for key in ("excluded", "unstable"))
         self.reference = options.get("reference", {}).get(group_by)  # the group that the others are seen against

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import expm1
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 
 from markupsafe import Markup
 
@@ -163,7 +163,7 @@ class Changes(Section):
         """The changes, panel by panel."""
         subject = Markup("Against <bdi>{}</bdi>, on the same items").format(self.base)
         alone = "smallest detectable, were it the only figure"
-        both, at = "Before → after", level({"level": self.level})
+        both, at = "Before → after", level(self.level)
         return _draw(self.panels, at, subject, both, "change", alone, self.definitions)
 
 
@@ -199,19 +199,20 @@ class Compared(Section):
 
     a_name: str  # the first
     b_name: str  # the second
-    comparison: Annotated[Any, ComparisonFigures]  # the comparison, or its JSON form
+    comparison: ComparisonFigures
 
     def draw(self) -> Markup:
         """The differences b − a with the direction that is better for each."""
         rows = "on the same rows" if self.comparison.provenance.get("paired", True) else "different rows"
         subject = Markup("<bdi>{}</bdi> minus <bdi>{}</bdi>, {}").format(self.b_name, self.a_name, rows)
-        both, at = f"{self.a_name} → {self.b_name}", level(self.comparison.provenance)
+        both, at = f"{self.a_name} → {self.b_name}", level(self.comparison.level)
         return _draw(self.panels(), at, subject, both, "difference", "smallest detectable", {})
 
     def panels(self) -> list[ChangePanel]:
         """Shares, and differences on other scales."""
-        found: Sequence[Difference] = self.comparison.differences
-        shares, others = ([d for d in found if is_share(d.metric) == share] for share in (True, False))
+        shares, others = (
+            [d for d in self.comparison.differences if is_share(d.metric) == share] for share in (True, False)
+        )
         return [
             ChangePanel(caption="Percentage points", changes=[_named(d, "share") for d in shares]),
             ChangePanel(caption="Other scales", changes=[_named(d, "number") for d in others]),
