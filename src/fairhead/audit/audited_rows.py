@@ -6,7 +6,6 @@ from functools import cached_property
 from inspect import signature
 from itertools import combinations
 from math import prod
-from os import PathLike
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +19,7 @@ from fairhead.stats.clusters import cell_numbers
 
 _IDS, _LEAST = 100, 10  # more groups than half of the rows are ids where none has ten rows
 _CROSSED = 2_000  # groups of all intersections together: time and memory go with their pairs
-# What `Records.read` is told about a file, and `Records.from_frame` about a data frame.
+# What `Records.read` is told about a file or a data frame.
 COLUMNS = tuple(name for name in signature(Records.read).parameters if name not in ("path", "positive"))
 
 
@@ -33,12 +32,9 @@ def read_rows(data: Any, positive: Any, columns: Mapping[str, Any]) -> tuple[Rec
     for name in columns:
         if name not in COLUMNS:
             raise InputError(f"There is no option {name!r}.{did_you_mean(name, COLUMNS)}")
-        if name in ("encoding", "decimal") and not isinstance(data, str | PathLike):
-            raise InputError(f"{name} is for files; a data frame has been read already")
     if not isinstance(columns.get("label", ""), str):
         return read_labels(data, positive, columns), None
-    read = Records.read if isinstance(data, str | PathLike) else Records.from_frame
-    return read(data, positive=positive, **columns), None
+    return Records.read(data, positive=positive, **columns), None
 
 
 def read_labels(data: Any, positive: Any, columns: Mapping[str, Any]) -> Records:

@@ -161,26 +161,8 @@ class Records:
         return build(draft, Options(classes, positive, threshold, drop_missing))
 
     @classmethod
-    def from_frame(
-        cls,
-        frame: Any,
-        *,
-        label: str = "label",
-        prediction: str | None = None,
-        score: str | Sequence[str] | None = None,
-        groups: str | Sequence[str] = (),
-        id: str | None = None,
-        cluster: str | None = None,
-        weight: str | None = None,
-        classes: Sequence[Any] | None = None,
-        positive: Any = None,
-        threshold: float | str | None = None,
-        drop_missing: bool = False,
-        where: str | None = None,
-        bins: Mapping[str, Sequence[float]] | None = None,
-        target: str | None = None,
-    ) -> "Records":
-        """Records from a data frame; the arguments are column names, as in `read`.
+    def from_frame(cls, frame: Any, **columns: Any) -> "Records":
+        """Records from a data frame; `columns` are the arguments of `read`, but for the encoding and the decimal sign.
 
         Accepts pandas and polars frames, Arrow tables, a `datasets.Dataset`, and arrays or lists by column name.
 
@@ -190,10 +172,7 @@ class Records:
             >>> Records.from_frame(frame, label="y", score="p", groups="race").prediction.values().tolist()
             [1, 0]
         """
-        from fairhead.records.build import Options, read_table
-
-        named = label, prediction, score, groups, id, cluster, weight, where, bins, target
-        return read_table(frame, named, Options(classes, positive, threshold, drop_missing))
+        return cls.read(frame, **columns)
 
     @classmethod
     def read(

@@ -68,6 +68,8 @@ def open_source(table: Any, encoding: str | None = None, decimal: str | None = N
     than the point, are read where they are named.
     """
     if not isinstance(table, str | os.PathLike):
+        if encoding or decimal:
+            raise InputError("an encoding and a decimal sign are for files; a data frame has been read already")
         yield _frame(table)
         return
     with _on_disk(table) as (file, name), _file_errors(name), ThreadPoolExecutor(1) as pool, ExitStack() as scratch:

@@ -195,6 +195,8 @@ def test_from_frame_names_the_nearest_column():
     frame = pd.DataFrame({"label": [0, 1], "yhat": [0, 1]})
     with pytest.raises(InputError, match=r"no column 'yhta'. Did you mean 'yhat'\? Its columns: label, yhat"):
         Records.from_frame(frame, prediction="yhta")
+    with pytest.raises(InputError, match="are for files; a data frame has been read already"):
+        Records.from_frame(frame, label="y", prediction="yhat", decimal=",")
 
 
 def test_take_keeps_levels():
