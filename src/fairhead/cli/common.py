@@ -151,14 +151,7 @@ def check_output(path: str | None, *read: str | None) -> None:
 
 
 def need(extra: str = "torch") -> None:
-    """Say which packages of an extra are not installed, before anything is read.
-
-    Example:
-        >>> need("demo")  # doctest: +SKIP
-        Traceback (most recent call last):
-            ...
-        fairhead.errors.FairheadError: this needs sklearn, which is not installed: pip install "fairhead[demo]"
-    """
+    """Say which packages of an extra are not installed, before anything is read."""
     missing = [name for name in (*_TORCH, *_EXTRAS.get(extra, ())) if find_spec(name) is None]
     if missing:
         raise FairheadError(f'this needs {", ".join(missing)}, which is not installed: pip install "fairhead[{extra}]"')

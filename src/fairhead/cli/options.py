@@ -34,27 +34,8 @@ def options(
             that have the defaults.
 
     Example:
-        >>> from dataclasses import dataclass
-        >>> from fairhead.settings import Count
-        >>> @dataclass(frozen=True)
-        ... class Drawing:
-        ...     '''How sets are drawn.
-        ...
-        ...     Attributes:
-        ...         draws: random sets.
-        ...         seed: same seed, same figures.
-        ...     '''
-        ...     draws: Count = 200
-        ...     seed: int = 0
-        >>> def show(drawing: Drawing) -> None:
-        ...     print(drawing)
-        >>> app = typer.Typer()
-        >>> _ = app.command()(options("show")(show))
-        >>> app(["--draws", "5"], standalone_mode=False)
-        Drawing(draws=5, seed=0)
-        >>> app(["--draws", "0"], standalone_mode=False)
-        Traceback (most recent call last):
-        fairhead.errors.InputError: --draws is 0; expected a whole number of at least 1
+        Where `Drawing` is a dataclass with `draws: Count = 200`, a command `show(drawing: Drawing)` has an option
+        --draws of at least 1. Its help is what the docstring of `Drawing` says of the attribute `draws`.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -189,20 +170,7 @@ def parameter_names(settings: type) -> dict[str, str]:
 
 
 def attribute_texts(settings: type) -> dict[str, str]:
-    """What the docstring of a class says of each attribute, as sentences.
-
-    Example:
-        >>> class Drawing:
-        ...     '''How sets are drawn.
-        ...
-        ...     Attributes:
-        ...         draws: random sets; all
-        ...             where there are fewer.
-        ...         seed: of the draws.
-        ...     '''
-        >>> attribute_texts(Drawing)
-        {'draws': 'Random sets; all where there are fewer.', 'seed': 'Of the draws.'}
-    """
+    """What the docstring of a class says of each attribute, as sentences."""
     found: dict[str, str] = {}
     for base in reversed(settings.__mro__):  # its own words come last, and count
         _, _, listed = inspect.cleandoc(base.__doc__ or "").partition("Attributes:\n")

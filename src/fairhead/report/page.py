@@ -92,14 +92,6 @@ def write(report: Report | Mapping[str, Any], path: str | os.PathLike[str]) -> N
     """Write a report to `path` (ending in .html) and the same figures beside it as JSON, with the same stem.
 
     Each file appears complete or not at all; folders that are missing are made.
-
-    Example:
-        >>> import tempfile
-        >>> empty = Report(title="T", question="Q", verdict=[], sections=[], provenance={})
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     write(empty, Path(folder, "report.html"))
-        ...     sorted(file.name for file in Path(folder).iterdir())
-        ['report.html', 'report.json']
     """
     if not str(path).lower().endswith(".html"):
         raise InputError(f"the report would be written to {str(path)!r}; give a path that ends in .html")
