@@ -4,7 +4,6 @@ What an audit cannot know is left open and says so. Neither form is legal advice
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 from fairhead.errors import InputError
 from fairhead.report.form import AuditFigures
@@ -164,13 +163,14 @@ def _annex_4(audit: AuditFigures, columns: Sequence[str]) -> dict[str, str]:
     origin, options = audit.provenance, audit.options
     draws = f"{count(options.get('n_boot', 0))} bootstrap replicates, seed {options.get('seed', 0)}"
     made = f"fairhead {origin.get('version', '')}; {level(audit.level)} intervals, {draws}."
-    overall = ", ".join(_figure(e) for e in audit.estimates if e.group_by is None and e.value is not None)
+    overall = [e for e in audit.estimates if e.group_by is None and e.value is not None]
+    figures = ", ".join(f"{metric_name(e.metric)} {with_interval(e)}" for e in overall)
     known = {metric_name(e.metric): e.detail.get("definition") for e in audit.estimates}
     return {
         "1 General description": PROVIDER,
         "2 Elements and development": PROVIDER,
         "2(g) Validation, testing and metrics": f"{made} Command: {origin.get('command', 'not recorded')}",
-        "3 Capabilities and limits, for groups": f"{overall}. Accuracy: {_rates(audit, columns, 'accuracy')}.",
+        "3 Capabilities and limits, for groups": f"{figures}. Accuracy: {_rates(audit, columns, 'accuracy')}.",
         "4 Appropriateness of the metrics": "; ".join(f"{name}: {text}" for name, text in known.items() if text) + ".",
         "5 Risk management": PROVIDER,
         "6 Changes over the lifecycle": PROVIDER,
@@ -202,10 +202,6 @@ def _rates(audit: AuditFigures, columns: Sequence[str], rate: str) -> str:
         if row.group_by in columns and figure is not None and figure.value is not None:
             found.append(f"{row.group} {with_interval(figure)}")
     return "; ".join(found) or "of each class, in the JSON of the audit"
-
-
-def _figure(estimate: Any) -> str:
-    return f"{metric_name(estimate.metric)} {with_interval(estimate)}"
 
 
 def _findings(audit: AuditFigures) -> list[PlainTable]:

@@ -92,16 +92,14 @@ def show_comparison(console: Console, comparison: ComparisonFigures) -> None:
         table.add_column(title, justify="right", overflow="fold", width=wide)
     table.add_column("verdict", overflow="fold", width=longest)
 
-    def sides(d: Difference) -> list[tuple[float | None, AuditFigures]]:
-        return [(d.a, comparison.a), (d.b, comparison.b)]
-
     for d in comparison.differences:
         word = said_of_difference(d)
         style = {"B better": "green", "B worse": "red"}.get(word, "")
         metric, by = _metric_name(d.metric), escape(d.group_by or "all rows")
         table.add_row(
             *([f"{metric} ({by})"] if narrow else [metric, by]),
-            *(_number(d.metric, side) + (_attained(audit, d) if roomy else "") for side, audit in sides(d)),
+            _number(d.metric, d.a) + (_attained(comparison.a, d) if roomy else ""),
+            _number(d.metric, d.b) + (_attained(comparison.b, d) if roomy else ""),
             _with_interval(d.metric, d.value, d.low, d.high),
             *([] if narrow else [_number(d.metric, d.mde)]),
             p_value(d.p_adjusted),

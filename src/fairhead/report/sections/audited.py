@@ -293,13 +293,11 @@ def _cell(group: GroupRow, name: str, reference: Estimate | None = None) -> Cell
 def _mark(rate: Estimate, reference: Estimate | None) -> Mark:
     """Filled where the intervals of the group and of the reference have nothing in common."""
     assert rate.value is not None
-    low, high = rate.low, rate.high
-    apart = False
-    if reference is not None and reference.low is not None and reference.high is not None:
-        apart = low is not None and high is not None and (low > reference.high or high < reference.low)
-    scale = scale_of(rate.metric, rate.value, low, high)
-    words = f"{scale.write(rate.value)}, interval {scale.interval(low, high)}"
-    return Mark(rate.value, low, high, (), "clear" if apart else "vague", words)
+    own, other = rate.span, None if reference is None else reference.span
+    apart = own is not None and other is not None and (own.low > other.high or own.high < other.low)
+    scale = scale_of(rate.metric, rate.value, rate.low, rate.high)
+    words = f"{scale.write(rate.value)}, interval {scale.interval(rate.low, rate.high)}"
+    return Mark(rate.value, rate.low, rate.high, (), "clear" if apart else "vague", words)
 
 
 class Drawing(NamedTuple):

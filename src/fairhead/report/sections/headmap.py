@@ -296,7 +296,8 @@ class Ablated(Section):
 
     def draw(self) -> Markup:
         """The effect, its place among the controls, and the side effect on accuracy."""
-        sentence, change = self.sentence(), self._scale()
+        sentence = self.sentence()
+        change = scale_of(self.metric, self.effect, self.low, self.high, difference=True)
         title = f"{metric_name(self.metric)}: effect of ablating the selected heads among control sets. {sentence}"
         drawn = control_plot(self.effect, self.low, self.high, self.controls, change, title) if self.controls else None
         names = [head_name(layer, head) for layer, head in sorted(map(tuple, self.selected))]
@@ -311,9 +312,6 @@ class Ablated(Section):
         sets = f"all {count(n)} possible" if self.exhaustive else f"{count(n)} random"
         verb = "lowered" if effect < 0 else "raised"
         return f"Of {sets} control sets of heads, {count(beyond) if beyond else 'none'} {verb} the figure as much."
-
-    def _scale(self) -> Scale:
-        return scale_of(self.metric, self.effect, self.low, self.high, difference=True)
 
     def _facts(self, change: Scale) -> list[Fact]:
         absolute, bare = Scale(change.factor, change.digits, change.unit and "%"), Scale(change.factor, change.digits)
