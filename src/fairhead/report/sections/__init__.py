@@ -7,15 +7,13 @@ To add one, write such a file and name it in `SECTIONS`; another package names i
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from markupsafe import Markup
+from rich.console import Console
 
 from fairhead import added
 from fairhead.report.form import build, build_dataclass, one_of, take
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 # Kind -> where its class is; imported when first used.
 SECTIONS: dict[str, str] = {
@@ -66,7 +64,7 @@ class Section:
         """Headings of the parts of the section, for the contents: the part called "block-1" in `draw` first."""
         return ()
 
-    def show(self, console: "Console") -> None:
+    def show(self, console: Console) -> None:
         """What the section shows in a terminal; nothing unless it says otherwise."""
 
     def metric_definitions(self) -> Mapping[str, str]:

@@ -3,14 +3,16 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import copysign, hypot
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from markupsafe import Markup
+from rich.console import Console
 
 from fairhead.report.form import AuditFigures, one_of
 from fairhead.report.markup import Cell, Forest, Mark, Row, Table, fill, forest, undefined
 from fairhead.report.sections import Section
 from fairhead.report.sections.headmap import colour_bar, colour_class
+from fairhead.report.terminal_tables import show_audit
 from fairhead.report.wording import (
     CROSS,
     FOUR_FIFTHS,
@@ -25,9 +27,6 @@ from fairhead.report.wording import (
     scale_of,
 )
 from fairhead.stats import Curves, Estimate, GroupRow
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 # Columns that a page holds: of drawings, and of a heat map.
 _FOREST_COLUMNS, _HEAT_COLUMNS = 5, 12
@@ -61,10 +60,8 @@ class Audited(Section):
         """One entry a group column."""
         return [f"By {group_by}" for group_by in self._columns()]
 
-    def show(self, console: "Console") -> None:
+    def show(self, console: Console) -> None:
         """Print the tables of the audit."""
-        from fairhead.report.terminal_tables import show_audit
-
         show_audit(console, self.audit, self.rates)
 
     def metric_definitions(self) -> Mapping[str, str]:

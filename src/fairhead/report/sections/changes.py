@@ -3,14 +3,16 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import expm1
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 from markupsafe import Markup
+from rich.console import Console
 
 from fairhead.errors import InputError
 from fairhead.report.form import ComparisonFigures
 from fairhead.report.markup import Cell, Forest, Mark, fill, forest, undefined
 from fairhead.report.sections import Section
+from fairhead.report.terminal_tables import show_comparison
 from fairhead.report.wording import (
     GROUPS_MOVED,
     ROWS_MOVED,
@@ -25,9 +27,6 @@ from fairhead.report.wording import (
     said_of_difference,
 )
 from fairhead.stats import OUTCOMES, Difference, Outcome
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 _ROUNDING = 1e-9
 # Outcome -> the look of its mark and its word. Only "not significant" is a hollow dot.
@@ -218,10 +217,8 @@ class Compared(Section):
             ChangePanel(caption="Other scales", changes=[_named(d, "number") for d in others]),
         ]
 
-    def show(self, console: "Console") -> None:
+    def show(self, console: Console) -> None:
         """Which is which, and its tables."""
-        from fairhead.report.terminal_tables import show_comparison
-
         console.print(f"A = {self.a_name}, B = {self.b_name}", style="bold", markup=False, highlight=False)
         show_comparison(console, self.comparison)
 

@@ -7,11 +7,12 @@ reader chooses one, without scripts; an old browser shows them all.
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 from zlib import crc32
 
 import numpy as np
 from markupsafe import Markup
+from rich.console import Console
 from rich.markup import escape
 
 from fairhead.errors import InputError
@@ -21,9 +22,6 @@ from fairhead.report.sections import Section
 from fairhead.report.sections.plain import PlainTable
 from fairhead.report.wording import Scale, count, head_name, metric_name, p_value, scale_in_unit, scale_of
 from fairhead.stats import ALPHA
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 # Steps of colour on either side of 0; the classes neg5 … neg1, zero, pos1 … pos5 are coloured in style.css.
 STEPS = 5
@@ -251,7 +249,7 @@ class TopHeads(Section):
         cards = [(card, ((first, card.most), (second, card.least)), other) for card, other in both]
         return fill("top_heads.html", cards=cards, head_name=head_name, percent=Scale(100, 1, "%").write)
 
-    def show(self, console: "Console") -> None:
+    def show(self, console: Console) -> None:
         """The figures of each head in a table, and the texts of each, those of the attribute in bold."""
         rows = []
         for card in self.heads:

@@ -2,17 +2,18 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from markupsafe import Markup
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 from fairhead.report.form import PictureAddress
 from fairhead.report.markup import Cell, Mark, fill, forest, part
 from fairhead.report.sections import Section
 from fairhead.report.wording import Scale, count, metric_name, scale_of
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 _PERCENT = Scale(100, 1, "%")
 _BAR = "\\|"  # within a cell of Markdown
@@ -41,12 +42,8 @@ class PlainTable:
     rows: Sequence[Sequence[str]]
     words: bool = False  # whether its cells hold sentences rather than figures
 
-    def show(self, console: "Console") -> None:
+    def show(self, console: Console) -> None:
         """The table in a terminal."""
-        from rich import box
-        from rich.markup import escape
-        from rich.table import Table
-
         if self.caption:
             console.print(escape(self.caption), style="bold", highlight=False)
         shown = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
@@ -81,7 +78,7 @@ class PlainTables(Section):
         """One below the other."""
         return Markup().join(part("plain_table", table) for table in self.tables)
 
-    def show(self, console: "Console") -> None:
+    def show(self, console: Console) -> None:
         """One below the other."""
         for table in self.tables:
             table.show(console)
@@ -114,7 +111,7 @@ class ClusterCards(Section):
         """The cards."""
         return fill("cluster_cards.html", clusters=self.clusters, count=count, percent=_PERCENT.write)
 
-    def show(self, console: "Console") -> None:
+    def show(self, console: Console) -> None:
         """A table with one row a cluster; columns that would be empty are left out."""
         columns = {
             "cluster": [one.name for one in self.clusters],
