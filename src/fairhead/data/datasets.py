@@ -72,13 +72,6 @@ class Attributes:
             raise InputError(f"{len(unknown)} ids are not in the data set; the first is {unknown[0]!r}")
         return np.array([position[name] for name in wanted], dtype=np.intp)
 
-    def groups(self, ids: ArrayLike | None = None) -> dict[str, Column]:
-        """The group columns of these ids, in their order; of all rows where none are given."""
-        if ids is None:
-            return dict(self.columns)
-        rows = self.rows(ids)
-        return {name: c.take(rows) for name, c in self.columns.items()}
-
 
 @dataclass(frozen=True)
 class Dataset:
@@ -182,8 +175,9 @@ class Dataset:
         return self.all.take(rows)
 
     def groups(self, ids: ArrayLike | None = None) -> dict[str, Column]:
-        """Group columns of these ids (of all rows where none are given), for the audit."""
-        return self.attributes.groups(ids)
+        """Group columns of these ids, in their order (of all rows where none are given), for the audit."""
+        rows = slice(None) if ids is None else self.attributes.rows(ids)
+        return {name: c.take(rows) for name, c in self.attributes.columns.items()}
 
     def with_known_groups(self) -> "Dataset":
         """The data set without the rows that have no value in a group column."""
