@@ -4,10 +4,10 @@
 """
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import typer
 
@@ -166,7 +166,7 @@ def _answered(
     columns: DataColumns,  # of the data
     plan: LocatePlan,  # how heads are chosen and tested
     output: Output,  # what to write
-    named: "_Named | None" = None,  # the heads to be tested; None chooses them
+    named: Mapping[str, Any] | None = None,  # the heads to be tested, from `_named`; None chooses them
     save: Path | None = None,  # folder for the edited model
 ) -> None:
     """Ask the question that a command's options name; write and show what is found."""
@@ -186,7 +186,7 @@ def _answered(
         found = answer(
             source,
             plan,
-            **(named or _Named())._asdict(),
+            **(named or {}),
             features=output.features,
             progress=told.tell,
             provenance={"command": command_line(context)},
@@ -235,32 +235,23 @@ def _one(value: str | None, flag: str, other: str | None, other_flag: str) -> st
     return other if value is None else value
 
 
-class _Named(NamedTuple):
-    """Heads to edit, as `answer` takes them."""
-
-    heads: Sequence[tuple[int, int]] | None = None
-    gains: Sequence[float] | None = None
-    chosen_on: str | None = None
-
-
-def _named(edit: Edit, learn: bool) -> _Named:
-    """The heads to edit, with the gains that a head map has of them, unless gains are to be learned."""
+def _named(edit: Edit, learn: bool) -> dict[str, Any]:
+    """The heads to edit, as `answer` takes them: with the gains of a head map, unless gains are to be learned."""
     from fairhead.heads.sites import gains_of, heads_named, read_head_map
 
     if edit.kind == "gain" and edit.heads is None and edit.chosen is None:
-        return _Named()
+        return {}
     if (edit.heads is None) == (edit.chosen is None):
         raise InputError("name the heads to edit with either --heads L11H1,L10H5 or --from headmap.json")
     if edit.heads is not None:
-        return _Named(heads_named(edit.heads))
+        return {"heads": heads_named(edit.heads)}
     found = read_head_map(str(edit.chosen))
-    half = found.get("choosing_sha256")
     gains = gains_of(found, str(edit.chosen)) if edit.kind == "gain" and not learn else {}
     if gains:
-        return _Named(tuple(gains), tuple(gains.values()), half)
+        return {"heads": (*gains,), "gains": (*gains.values(),), "chosen_on": found.get("choosing_sha256")}
     if not found["selected"]:
         raise InputError(f"{edit.chosen} has no selected heads to edit: name heads with --heads L11H1,L10H5")
-    return _Named(found["selected"], chosen_on=half)
+    return {"heads": found["selected"], "chosen_on": found.get("choosing_sha256")}
 
 
 def view_command(
