@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from fairhead import __version__
 from fairhead.errors import FairheadError, InputError
+from fairhead.report.sections.plain import markdown_table
 from fairhead.report.wording import by, in_short, p_value, scale_of, with_interval
 from fairhead.stats import Difference, Estimate
 from fairhead.store import reading, write_text
@@ -101,33 +102,32 @@ class Card:
     def _table(self) -> list[str]:
         """Figures before and after, or those of this model alone."""
         if self.changes:
-            head = [f"| figure | {_plain(self.before) or 'before'} | this model | change | p, corrected | n |"]
+            head = ["figure", self.before or "before", "this model", "change", "p, corrected", "n"]
             rows = [self._change_row(change) for change in self.changes]
         elif self.estimates:
-            head = ["| figure | this model | n |"]
-            rows = []
+            head, rows = ["figure", "this model", "n"], []
             for one in self.estimates:
                 value = with_interval(one) if one.value is not None else f"undefined: {in_short([str(one.undefined)])}"
-                rows.append(_thin(f"| {_name(one)} | {_plain(value)} | {one.n} |"))
+                rows.append([_name(one), value, str(one.n)])
         else:
             return []
-        rule = "|---" * (head[0].count("|") - 1) + "|"
         title = f"## Figures on {_plain(short_data(self.data))}"
         named = {_name(one): one.detail.get("definition") for one in self.estimates if one.group_by is not None}
         defined = [f"{name}: {definition}" for name, definition in named.items() if definition]
-        shown = [title, "\n".join([*head, rule, *rows]), "95 % intervals are in brackets."]
+        table = markdown_table([_plain(text) for text in head], [[_plain(text) for text in row] for row in rows])
+        shown = [title, table, "95 % intervals are in brackets."]
         return [*shown, _listed(defined)] if defined else shown
 
-    def _change_row(self, one: Difference) -> str:
+    def _change_row(self, one: Difference) -> list[str]:
         if one.value is None or one.a is None or one.b is None:
-            return f"| {_name(one)} | | | undefined: {_plain(in_short([str(one.undefined)]))} | | {one.n} |"
+            return [_name(one), "", "", f"undefined: {in_short([str(one.undefined)])}", "", str(one.n)]
         scale = scale_of(one.metric, one.b, one.low, one.high)
         sides = []
         for value, figures in ((one.a, self.were), (one.b, self.estimates)):
             found = _same(one, figures)
             sides.append(scale.write(value) if found is None or found.value is None else with_interval(found))
         p = "" if one.p_adjusted is None else p_value(one.p_adjusted)
-        return _thin(f"| {_name(one)} | {' | '.join(sides)} | {with_interval(one, signed=True)} | {p} | {one.n} |")
+        return [_name(one), *sides, with_interval(one, signed=True), p, str(one.n)]
 
     def _loading(self) -> str:
         here = f'    import fairhead\n\n    model = fairhead.load("{_HERE}")'
@@ -257,8 +257,8 @@ def short_data(data: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text that is not taken for markup."""
-    return text.replace("<", "&lt;").replace("|", "\\|").replace("\r", " ").strip()
+    """Text that is not taken for markup, with ordinary spaces."""
+    return re.sub("[\r\u2009\u202f]", " ", text).replace("<", "&lt;").strip()
 
 
 def _listed(sentences: Sequence[str]) -> str:
@@ -267,7 +267,3 @@ def _listed(sentences: Sequence[str]) -> str:
 
 def _name(figure: Estimate | Difference) -> str:
     return _plain(f"{figure.metric.replace('_', ' ')} {by(figure.group_by)}")
-
-
-def _thin(text: str) -> str:
-    return text.replace("\u2009", " ").replace("\u202f", " ")
