@@ -237,10 +237,14 @@ class Records:
             >>> records.prediction.values().tolist(), records.provenance["rows"]
             ([1, 1], 2)
         """
-        from fairhead.records.build import Options, read_table
+        from fairhead.records.build import Options, collect
+        from fairhead.records.layout import Layout
+        from fairhead.records.table_files import open_source
 
-        named = label, prediction, score, groups, id, cluster, weight, where, bins, target
-        return read_table(path, named, Options(classes, positive, threshold, drop_missing), encoding, decimal)
+        parts = label, prediction, score, groups, id, cluster, weight, where, bins, target
+        with open_source(path, encoding, decimal) as table:
+            layout = Layout.of(table.columns, table.name, *parts)
+            return collect(table, layout, Options(classes, positive, threshold, drop_missing))
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write all columns as CSV, TSV, JSONL or Parquet (by suffix; text also as .gz); `Records.read(path)` reads it.

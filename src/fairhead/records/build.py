@@ -26,7 +26,6 @@ from fairhead.records.columns import (
 )
 from fairhead.records.csv_files import NotPlain, Source
 from fairhead.records.layout import Layout, bin_names
-from fairhead.records.table_files import open_source
 
 Mask = NDArray[np.bool_]
 
@@ -40,17 +39,13 @@ class Options(NamedTuple):
     drop_missing: bool = False
 
 
-def read_table(
-    table: Any, named: tuple[Any, ...], options: Options, encoding: str | None = None, decimal: str | None = None
-) -> Records:
-    """The records in a file or a data frame; `named` are the arguments of `Layout.of` after the table."""
-    with open_source(table, encoding, decimal) as source:
-        layout = Layout.of(source.columns, source.name, *named)
-        draft, kept = _collect(source, layout)
-        return build(replace(draft, provenance=source.provenance()), options, layout, kept)
+def collect(table: Source, layout: Layout, options: Options) -> Records:
+    """The records in a file or a data frame."""
+    draft, kept = _draft(table, layout)
+    return build(replace(draft, provenance=table.provenance()), options, layout, kept)
 
 
-def _collect(
+def _draft(
     source: Source, layout: Layout, as_text: Collection[str] = (), careful: bool = False
 ) -> tuple[Records, Mask | None]:
     """A draft of the records, for `build`, and the rows that meet the condition, if there is one."""
@@ -77,13 +72,13 @@ def _collect(
                     values.append(np.asarray(chunk[name]))
                 rows += len(chunk[layout.columns[0]])
         except NotPlain:
-            return _collect(source, layout, as_text, careful=True)
+            return _draft(source, layout, as_text, careful=True)
     if source.text_only:
         # A column that looked like numbers at first and is text after all: "007" must not have become 7 on the way.
         mixed = {name for name, chunks in ids.items() if not {values.dtype.kind for values in chunks} <= {"i", "u"}}
         mixed |= {name for name, encoder in encoders.items() if encoder.is_mixed()}
         if not mixed <= set(as_text):
-            return _collect(source, layout, mixed | set(as_text), careful)
+            return _draft(source, layout, mixed | set(as_text), careful)
     coded = {name: encoder.finish(source.text_only) for name, encoder in encoders.items()}
     found = {name: _joined(values, float) for name, values in numbers.items()}
     keys = {name: _joined(values, object) for name, values in ids.items()}
