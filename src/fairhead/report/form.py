@@ -15,12 +15,13 @@ import numpy as np
 
 from fairhead.errors import InputError, check_known, did_you_mean
 from fairhead.report.wording import metric_name
+from fairhead.settings import Range
 from fairhead.stats import Curves, Difference, Estimate, GroupRow
 
 
 @dataclass(frozen=True)
 class Must:
-    """A condition beyond the type, as in `Annotated[float, Must(...)]`.
+    """A condition beyond the type and its range, as in `Annotated[str, Must(...)]`.
 
     Attributes:
         hold: whether a JSON value meets it.
@@ -160,7 +161,11 @@ def build(hint: Any, value: Any, where: str) -> Any:
         for must in (extra for extra in inside[1:] if isinstance(extra, Must)):
             if not must.hold(value):
                 raise InputError(f"{where} {must.else_say.format(value=value)}")
-        return build(next((extra for extra in inside[1:] if isinstance(extra, type)), inside[0]), value, where)
+        made = build(next((extra for extra in inside[1:] if isinstance(extra, type)), inside[0]), value, where)
+        for within in (extra for extra in inside[1:] if isinstance(extra, Range)):
+            if made not in within:
+                raise InputError(f"{where} is {made}; expected a number {within}")
+        return made
     if hint is Any:
         return value
     if origin in (Union, UnionType):

@@ -210,7 +210,7 @@ WRONG = {
     "low": (report([headmap(1, 2, RNG, [], low=[[0.0]])]), "low is not 1 layers × 2 heads"),
     "head": (report([headmap(1, 2, RNG, []) | {"selected": [[0, 2]]}]), r"selected\[0\] is \[0, 2\], outside"),
     "pair": (report([headmap(1, 2, RNG, []) | {"selected": [[0, 1.5]]}]), r"expected \[layer, head\]"),
-    "percentile": (report([ablation(RNG, percentile=97.5)]), "percentile is 97.5; expected a fraction"),
+    "percentile": (report([ablation(RNG, percentile=97.5)]), "percentile is 97.5; expected a number from 0 to 1"),
     "control": (report([ablation(RNG, controls=[True])]), r"controls\[0\] is a boolean"),
     "boolean": (report([ablation(RNG, effect=True)]), "effect is a boolean; expected a number"),
     "reason": (report([_undefined_without_reason()]), r"estimates\[0\] has no value and no reason"),

@@ -66,7 +66,7 @@ def test_the_section_of_the_worked_example_is_drawn_from_json_and_from_objects(r
     ("change", "message"),
     [
         ({"sizes": []}, r"report.sections\[0\].sizes is empty"),
-        ({"sizes": [{"group": "f", "n": -1}]}, r"sections\[0\].sizes\[0\].n is -1; expected a count"),
+        ({"sizes": [{"group": "f", "n": -1}]}, r"sections\[0\].sizes\[0\].n is -1; expected a number of at least 0"),
         ({"sizes": [{"group": 3, "n": 1}]}, r"sizes\[0\].group is an integer; expected a string"),
         ({"sizes": {"f": 1}}, "sizes is a dict; expected a list"),
     ],

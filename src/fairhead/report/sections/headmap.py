@@ -21,6 +21,7 @@ from fairhead.report.markup import Axis, fill, part, tick_scale
 from fairhead.report.sections import Section
 from fairhead.report.sections.plain import PlainTable
 from fairhead.report.wording import Scale, count, head_name, metric_name, p_value, scale_in_unit, scale_of
+from fairhead.settings import Share
 from fairhead.stats import ALPHA
 
 # Steps of colour on either side of 0; the classes neg5 … neg1, zero, pos1 … pos5 are coloured in style.css.
@@ -34,13 +35,6 @@ _FEW = 30  # below this, each control is a dot: a histogram of so few would be n
 _TOP, _BASE = 48, 168  # where bars end, and where they stand
 _Poles = Annotated[
     Sequence[str], Must(lambda x: isinstance(x, list) and len(x) == 2, "is {value!r}; expected two names")
-]
-_Fraction = Annotated[
-    float | None,
-    Must(
-        lambda x: not isinstance(x, int | float) or 0 <= x <= 1,
-        "is {value}; expected a fraction of the controls, from 0 to 1",
-    ),
 ]
 
 
@@ -286,7 +280,7 @@ class Ablated(Section):
     low: float | None  # lower end of its interval
     high: float | None  # upper end
     p: float | None  # of no effect
-    percentile: _Fraction  # the effect's place among the controls, from 0 to 1
+    percentile: Share | None  # the effect's place among the controls
     controls: Sequence[float]  # effects of other sets of heads
     exhaustive: bool  # whether these are all sets there are
     p_controls: float | None = None  # of random heads doing as much
