@@ -1,8 +1,8 @@
 """`fairhead bench`: methods on one backbone, with the same data, seeds, budget and selection."""
 
 import re
+import shlex
 import signal
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -148,7 +148,9 @@ def bench_command(
                 interrupted = True
                 typer.echo("fairhead: interrupted; repeat the same command to continue", err=True)
     try:
-        table = table_of(plan, Store(out), _command(grid, asked))
+        # What makes these results anywhere: without folders, devices, and how they came to be in this one.
+        command = shlex.join(["fairhead", "bench", grid, *(word for change in asked for word in ("--set", change))])
+        table = table_of(plan, Store(out), command)
     except InputError:
         if interrupted:  # before anything that a table could show
             raise typer.Exit(130) from None
@@ -192,13 +194,6 @@ class _Report:
         self._shown.say(f"{self._ended} of {self._cells} {name}: {news.stage}, {news.note}{seconds}")
         if self._shown.has_bars:
             self._shown.tell("cells", self._ended, self._cells)
-
-
-def _command(grid: str, changes: Sequence[str]) -> str:
-    """What makes these results anywhere: without folders, devices, and how they came to be in this one."""
-    import shlex
-
-    return shlex.join(["fairhead", "bench", grid, *(word for change in changes for word in ("--set", change))])
 
 
 def _list_grids() -> None:

@@ -133,7 +133,8 @@ class _Benchmarks(TyperGroup):
         if known is not None:
             return known
         if cmd_name == "suite":
-            return single_command("suite", _suite_epilog(), _suite_command())
+            folders = dict.fromkeys(f"`{benchmark.data or benchmark.name}`" for benchmark in _commands().values())
+            return single_command("suite", _SUITE.format(folders=", ".join(folders)), _suite_command())
         benchmark = _commands().get(cmd_name)
         return None if benchmark is None else single_command(cmd_name, _epilog(benchmark), _command(benchmark))
 
@@ -267,12 +268,6 @@ def _commands() -> "dict[str, Benchmark]":
     found = all_benchmarks()
     owners = {benchmark.flag: benchmark for benchmark in found}
     return {b.flag if owners[b.flag] is b else b.name: b for b in found}
-
-
-def _suite_epilog() -> str:
-    """What stands below the help of the suite."""
-    folders = dict.fromkeys(f"`{b.data or b.name}`" for b in _commands().values())
-    return _SUITE.format(folders=", ".join(folders))
 
 
 def _suite_command() -> Callable[..., None]:

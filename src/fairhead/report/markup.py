@@ -45,7 +45,9 @@ class Axis:
         equal = high - low <= 1e-9 * max(1.0, abs(low), abs(high))
         room = (abs(high) / 2 if abs(high) > 1e-6 else 0.01) if equal else (high - low) * pad
         low, high = low - room, high + room
-        step = _round_step((high - low) / parts)
+        # The nearest of 1, 2 and 5 times a power of ten that gives no more parts than asked for.
+        rough, power = (high - low) / parts, 10.0 ** floor(log10((high - low) / parts))
+        step = next(power * m for m in (1, 2, 5, 10) if power * m >= rough * (1 - 1e-9))
         first, last = ceil(low / step - 1e-9), floor(high / step + 1e-9)
         # Multiply the integer: repeated addition would give ticks such as 0.30000000000000004.
         return cls(low, high, tuple(round(k * step, 12) for k in range(first, last + 1)))
@@ -57,12 +59,6 @@ class Axis:
     def at(self, value: float) -> str:
         """Return the position as an SVG length."""
         return f"{short(self.fraction(value))}%"
-
-
-def _round_step(rough: float) -> float:
-    """Return the nearest step of the form 1, 2 or 5 times a power of ten that is not below `rough`."""
-    power = 10.0 ** floor(log10(rough))
-    return next(power * m for m in (1, 2, 5, 10) if power * m >= rough * (1 - 1e-9))
 
 
 def fill(template: str, **names: Any) -> Markup:

@@ -105,7 +105,9 @@ class Block:
         self.curves = next((c for c in audit.curves if c.group_by == group_by), None)
         if self.curves is not None:
             self.least = options.get("min_cell", 10)
-            self.start = self.curves.start(_threshold(options))
+            rule = str(options.get("prediction") or "")  # where a threshold made the predictions, it is shown first
+            used = float(rule.removeprefix("score >= ")) if rule.startswith("score >= ") else None
+            self.start = self.curves.start(used)
             self.drawings = (draw_roc(self.curves, self.least), draw_calibration(self.curves))
 
     @property
@@ -129,12 +131,6 @@ def _said(estimates: Sequence[Estimate], key: str) -> list[str]:
     """Collect the sentences that the details of defined figures hold under `key`."""
     found = [e.detail.get(key) for e in estimates if e.value is not None]
     return list(dict.fromkeys(str(words) for listed in found if isinstance(listed, list) for words in listed))
-
-
-def _threshold(options: Mapping[str, Any]) -> float | None:
-    """The threshold that made the predictions, where one did."""
-    rule = str(options.get("prediction") or "")
-    return float(rule.removeprefix("score >= ")) if rule.startswith("score >= ") else None
 
 
 def _panels(estimates: Sequence[Estimate], level: float) -> list[Forest]:
