@@ -296,14 +296,7 @@ class Records:
         return pd.DataFrame(columns | {name: column.values() for name, column in self.groups.items()}, copy=False)
 
     def split_prediction(self, name: str) -> "tuple[Records, Records]":
-        """Records in which a second column of predictions was read as the group `name`, as two to be compared.
-
-        Example:
-            >>> both = Records.from_arrays([1, 0, 1], [1, 1, 0], groups={"sex": list("fmm"), "new": [0, 0, 1]})
-            >>> old, new = both.split_prediction("new")
-            >>> list(new.groups), new.prediction.values().tolist()
-            (['sex'], [0, 0, 1])
-        """
+        """Records in which a second column of predictions was read as the group `name`, as two to be compared."""
         from fairhead.records.build import in_classes
 
         both = self.with_known([name])
@@ -313,14 +306,7 @@ class Records:
         return first, replace(first, prediction=in_classes(both, name))
 
     def with_known(self, names: Iterable[str]) -> "Records":
-        """The rows that have a value in all of these group columns; the others count as dropped.
-
-        Example:
-            >>> groups = {"sex": ["f", None, "m"]}
-            >>> records = Records.from_arrays([1, 0, 1], [1, 1, 0], groups=groups, drop_missing=True)
-            >>> len(records), len(records.with_known(["sex"]))
-            (3, 2)
-        """
+        """The rows that have a value in all of these group columns; the others count as dropped."""
         known = [self.groups[name].known for name in names]
         masks = [mask for mask in known if mask is not None]
         if not masks:
