@@ -9,8 +9,9 @@ further apart than their standard errors say. A handful of rates at a time, so t
 from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import product
-from math import hypot, isnan, sqrt
+from math import exp, hypot, isnan, log, sqrt
 from statistics import NormalDist
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +44,7 @@ def candidate_rates(
     errors: Callable[[Array], intervals.Errors] | None = None,  # as in `Candidates`
     even: Callable[[], Array] | None = None,  # the rates of an even model
     logarithms: bool = False,
+    rows: Array | None = None,  # how many plain rows say as much as those of each rate of `even`
 ) -> intervals.Candidates:
     """For `intervals.gap`: rates with a smaller gap than observed, of a gap, or of a ratio as a gap of logarithms."""
     reduce = reduction.gap_of_logarithms if logarithms else reduction
@@ -74,12 +76,16 @@ def candidate_rates(
 
     if of_pairs:  # a mean over all pairs, which no two groups make
         return intervals.Candidates(lambda theta: path()(theta))
-    signed = _signed(hat, pools, to_overall) if exact else None
+    made_by = _made_by(hat, pools, to_overall) if exact else None
+    signed = None if made_by is None else _signed(made_by)
     reach = _reach(hat, pools, level, to_overall)
     contrasts = Contrasts.of(pools, to_overall) if exact else None
-    return intervals.Candidates(
+    found = intervals.Candidates(
         lambda theta: path()(theta), signed, reach, contrasts=contrasts, errors=errors, even=even, se=se
     )
+    if made_by is None or even is None or rows is None:
+        return found
+    return found._replace(apart=_noise_apart(made_by, se, even(), rows, logarithms))
 
 
 def contrasts_of(reduction: Reduction, hat: Array, se: Array) -> Contrasts | None:
@@ -96,7 +102,7 @@ def signed_gap(reduction: Reduction, hat: Array, se: Array) -> Callable[[Array],
     pools = _pools(reduction, hat, se, _to_overall(reduction))
     exact = len(pools) == 1 or not _is_mean_of_largest(reduction, hat)
     is_gap = exact and reduction.metric.compare not in ("minimum", "pairwise")
-    return _signed(hat, pools, _to_overall(reduction)) if is_gap else None
+    return _signed(_made_by(hat, pools, _to_overall(reduction))) if is_gap else None
 
 
 def _to_overall(reduction: Reduction) -> bool:
@@ -180,9 +186,17 @@ def _give_way(gaps: list[tuple[float, float, float]]) -> Callable[[float], float
     return lambda value: float(np.interp(value, values, steps))
 
 
-def _signed(hat: Array, pools: list[list[Row]], to_overall: bool) -> Callable[[Array], Array]:
-    """The mean over the largest pool of highest minus lowest, or of the one furthest from all rows minus these."""
-    ends: list[list[tuple[Row, int, int]]] = []
+class _End(NamedTuple):
+    """What a gap is between in one row, by number of the groups."""
+
+    row: Row
+    high: int
+    low: int
+
+
+def _made_by(hat: Array, pools: list[list[Row]], to_overall: bool) -> list[_End]:
+    """Of each row of the largest pool the highest and the lowest group, or the one furthest from all rows and these."""
+    ends: list[list[_End]] = []
     values = []
     for pool in pools:
         of_pool, value = [], 0.0
@@ -193,11 +207,15 @@ def _signed(hat: Array, pools: list[list[Row]], to_overall: bool) -> Callable[[A
                 overall = (float(hat[row.place][-1]), hat.shape[-1] - 1)
                 above = high[0] - overall[0] >= overall[0] - low[0]
                 high, low = (high, overall) if above else (overall, low)
-            of_pool.append((row, high[1], low[1]))
+            of_pool.append(_End(row, high[1], low[1]))
             value += row.share * (high[0] - low[0])
         ends.append(of_pool)
         values.append(value)
-    made_by = ends[values.index(max(values))]
+    return ends[values.index(max(values))]
+
+
+def _signed(made_by: list[_End]) -> Callable[[Array], Array]:
+    """The mean over rows of the higher group's errors minus the lower one's."""
 
     def signed(error: Array) -> Array:
         found = np.zeros(len(error))
@@ -207,6 +225,34 @@ def _signed(hat: Array, pools: list[list[Row]], to_overall: bool) -> Callable[[A
         return found
 
     return signed
+
+
+def _noise_apart(
+    made_by: list[_End], se: Array, even: Array, rows: Array, logarithms: bool
+) -> Callable[[float], float]:
+    """From θ to the noise of the gap if its groups were θ apart, as a share of the noise that it has.
+
+    Around the rate of an even model: rows that say little are further away from it. Of a mean each gap is θ.
+    """
+    observed = sqrt(sum(end.row.share**2 * (se[end.row.place][g] ** 2) for end in made_by for g in end[1:]))
+    known = [(end.row.share, *(float(of[end.row.place][g]) for g in end[1:] for of in (rows, even))) for end in made_by]
+
+    def variance(rate: float, n: float) -> float:
+        share = exp(rate) if logarithms else rate
+        share = min(max(share, 0.5 / (n + 1)), 1 - 0.5 / (n + 1))
+        return share * (1 - share) / n / (share**2 if logarithms else 1.0)
+
+    def at(theta: float) -> float:
+        total = 0.0
+        for share, n_high, _, n_low, rate in known:
+            if logarithms:
+                low = min(rate + log((n_high + n_low) / (n_high * exp(theta) + n_low)), -theta)
+            else:
+                low = min(max(rate - theta * n_high / (n_high + n_low), 0.0), 1 - theta)
+            total += share**2 * (variance(low, n_low) + variance(low + theta, n_high))
+        return sqrt(total) / observed
+
+    return at
 
 
 def _reach(hat: Array, pools: list[list[Row]], level: float, to_overall: bool) -> float:

@@ -98,10 +98,10 @@ def figure_of(
     if interval.null is not None:
         detail["expected_if_even"] = interval.null
     low, high = min(interval.low, value), max(interval.high, value)
-    mde = None if name is None else interval.mde
-    if name is not None and mde is None:
-        mde = intervals.minimum_detectable(interval.se, level, critical=interval.critical)
-    return Estimate(metric.name, name, value, low, high, n, metric.ideal, None, mde, groups, detail)
+    mde = intervals.minimum_detectable(interval.se, level) if interval.mde is None else interval.mde
+    # A level is tested against nothing, and no share is further than 1 from another.
+    known = name is not None and metric.compare not in ("minimum", "mean") and (mde < 1 or not metric.unit)
+    return Estimate(metric.name, name, value, low, high, n, metric.ideal, None, mde if known else None, groups, detail)
 
 
 def _interval(reduction: Reduction, parts: Stack, level: float) -> intervals.Interval:
@@ -113,7 +113,8 @@ def _interval(reduction: Reduction, parts: Stack, level: float) -> intervals.Int
             error, se = parts.errors(level), parts.se * wide
             shares = reduction.metric.unit and not reduction.metric.scores
             at = partial(parts.errors_at, error, se) if shares else None
-            around = candidate_rates(reduction, parts.hat, se, level, at, lambda: parts.even)
+            rows = parts.effective if shares else None
+            around = candidate_rates(reduction, parts.hat, se, level, at, lambda: parts.even, rows=rows)
             found = intervals.gap(parts.hat, error, reduction, around, level)
             return _within_unit(found) if reduction.metric.unit else found
         case "pairwise":
@@ -197,14 +198,14 @@ def _ratio(reduction: Reduction, parts: Stack, level: float) -> intervals.Interv
     def even_logarithms() -> Array:
         return np.asarray(np.log(np.maximum(parts.even, least)))
 
-    around = candidate_rates(reduction, hat, se, level, errors, even_logarithms, logarithms=True)
+    around = candidate_rates(reduction, hat, se, level, errors, even_logarithms, True, parts.effective)
     gap = intervals.gap(hat, error, reduction.gap_of_logarithms, around, level)
     value = float(np.exp(-reduction.gap_of_logarithms(hat)))
     null = None if gap.null is None else float(np.exp(-gap.null))
     # The test is of logarithms: so is what it detects, and no ratio is further than 1 from 1.
-    mde = float(-np.expm1(-intervals.minimum_detectable(gap.se, level, critical=gap.critical)))
+    mde = None if gap.mde is None else float(-np.expm1(-gap.mde))
     ends = float(np.exp(-gap.high)), float(np.exp(-gap.low))
-    return gap._replace(low=ends[0], high=ends[1], se=gap.se * value, null=null, critical=None, mde=mde)
+    return gap._replace(low=ends[0], high=ends[1], se=gap.se * value, null=null, mde=mde)
 
 
 def _mean_of_ratios(reduction: Reduction, parts: Stack, wide: Array, level: float) -> intervals.Interval:

@@ -275,7 +275,7 @@ class Stack:
         return np.asarray(np.std(self.star, axis=0))
 
     @cached_property
-    def _effective(self) -> Array:
+    def effective(self) -> Array:
         """Rows, or how many of them say as much as weighted or clustered rows do, shape [R, C, G]."""
         variance, rows = self.hat * (1 - self.hat), np.maximum(self.rows, 1.0)
         known = (self.se > 0) & (variance > ROUNDED)
@@ -285,9 +285,9 @@ class Stack:
 
     def noise(self, rates: Array) -> Array:
         """Standard errors of the rates if these were the true ones, both [R, C, G]."""
-        least = 0.5 / (self._effective + 1)
+        least = 0.5 / (self.effective + 1)
         kept = np.minimum(np.maximum(rates, least), 1 - least)  # quicker than `np.clip`
-        return np.asarray(np.sqrt(kept * (1 - kept) / self._effective))
+        return np.asarray(np.sqrt(kept * (1 - kept) / self.effective))
 
     def errors_at(self, error: Array, se: Array, rates: Array) -> intervals.Errors:
         """What errors [B, R, C, G] with these standard errors would be if these were the true rates.
@@ -298,7 +298,7 @@ class Stack:
         there = self.noise(rates)
         drawn = error * np.divide(there, se, out=np.ones_like(se), where=se > 0)
         for (r, c, g), order in self._thin.items():
-            n, rate = max(1, round(self._effective[r, c, g])), float(rates[r, c, g])
+            n, rate = max(1, round(self.effective[r, c, g])), float(rates[r, c, g])
             drawn[order, r, c, g] = binomial_errors(len(order), n, rate)
         return intervals.Errors(drawn, there)
 
@@ -306,14 +306,14 @@ class Stack:
     def _thin(self) -> dict[tuple[int, int, int], NDArray[np.intp]]:
         """The replicates by descending rate, of rates with few rows, or without a hit or a miss."""
         settled = (self.hat < ROUNDED) | (self.hat > 1 - ROUNDED)
-        few = self.usable & (self._effective <= _FEW) & ((self.independent < STABLE_ROWS) | settled)
+        few = self.usable & (self.effective <= _FEW) & ((self.independent < STABLE_ROWS) | settled)
         # Equal rates keep their order: an unstable sort would order them as the processor does.
         return {(r, c, g): np.argsort(-self.star[:, r, c, g], kind="stable") for r, c, g in np.argwhere(few).tolist()}
 
     @cached_property
     def even(self) -> Array:
         """The rates that all groups would have in common, shape [R, C, G]."""
-        weight = np.where(self.usable, self._effective, 0.0)
+        weight = np.where(self.usable, self.effective, 0.0)
         total = np.where(self.usable, self.hat * weight, 0.0).sum(axis=-1, keepdims=True)
         return np.where(self.usable, total / np.maximum(weight.sum(axis=-1, keepdims=True), 1), np.nan)
 

@@ -40,6 +40,8 @@ _FAR = 1e6
 # Ends are sought to this share of a standard error: a third of their Monte-Carlo error at 10 000 replicates.
 _PRECISION = 1 / 128
 _MOST_PROBES = 16
+# Until the noise of a gap and what it lets one detect agree.
+_STEPS = 5
 _ROUNDED = 1e-9
 # A rate without any noise, beside others, counts as having this share of theirs.
 _NO_NOISE = 1e-6
@@ -54,10 +56,8 @@ class Interval(NamedTuple):
     # What an even model of the same size would show by chance, on average; None where nothing is folded
     null: float | None
     method: str  # "inversion" of a test (gaps, ratios, extremes) or "percentile" (smooth figures)
-    # How large a gap between the same groups had to be to be significant; None where 0 is nothing special
-    critical: float | None = None
     test: "EvenTest | None" = None  # of evenness, where there is one
-    mde: float | None = None  # the smallest detectable effect, where it does not follow from `se` and `critical`
+    mde: float | None = None  # the smallest detectable gap between the same groups; None where it follows from `se`
     # The pairs of groups whose difference, or mean of differences, is most certain; none where that is the gap itself
     surest: tuple[Compared, ...] = ()
 
@@ -112,6 +112,8 @@ class Candidates(NamedTuple):
     errors: "Callable[[Array], Errors] | None" = None
     even: Callable[[], Array] | None = None  # the rates of an even model, for `errors`
     se: Array | None = None  # standard errors of the errors, where they are known
+    # From θ to the noise of the gap between the groups that make it if they were θ apart, as a share of what it is
+    apart: Callable[[float], float] = lambda _: 1.0
 
 
 def gap(
@@ -130,9 +132,12 @@ def gap(
     observed, alpha = float(reduce(hat)), 1 - level
     if observed == 0:
         null = reduce(error)
-        high = float(quantiles(null, [level])[0])
-        return Interval(0.0, high, _std(null), float(null.mean()), "inversion", high, EvenTest(0.0, null))
-    signed = None if candidates is None else candidates.signed
+        high, se = float(quantiles(null, [level])[0]), _std(null)
+        even, mde = EvenTest(0.0, null), minimum_detectable(se, critical=high)
+        return Interval(0.0, high, se, float(null.mean()), "inversion", even, mde)
+    if candidates is None:
+        candidates = Candidates(lambda theta: hat * (theta / observed))
+    signed, contrasts, errors_of = candidates.signed, candidates.contrasts, candidates.errors
     # Far from 0 only the groups that make the gap count, with their signs: what is left is the signed gap's own noise.
     far = reduce(_FAR * hat + error) - _FAR * observed if signed is None else signed(error)
     two = hat.size == 2 and signed is not None  # rates, and one difference
@@ -140,27 +145,22 @@ def gap(
     mean = float(null.sum()) / len(null)
     lowest, highest = quantiles(far, [alpha / 2, 1 - alpha / 2]).tolist()
     se = _std(far)
-    width = -lowest * (1.0 if candidates is None else candidates.reach)
-    contrasts = None if candidates is None else candidates.contrasts
+    width = -lowest * candidates.reach
     surest: tuple[Compared, ...] = ()
-    if candidates is None or contrasts is None:
+    if contrasts is None:
         draws = null
-        if candidates is not None and candidates.errors is not None and candidates.even is not None:
+        if errors_of is not None and candidates.even is not None:
             # Of an even model: a small group whose rate is near 1 by chance has less noise there than it should.
-            drawn = candidates.errors(candidates.even()).drawn
+            drawn = errors_of(candidates.even()).drawn
             draws = np.abs(signed(drawn)) if two and signed is not None else reduce(drawn)
         even, guess, noise = EvenTest(observed, draws), observed - highest, se
-        critical = None if hat.size == 2 else float(quantiles(draws, [level])[0])
+        critical = float(quantiles(draws, [level])[0])
     else:
         # Studentised: the largest of all differences, each in its own standard error.
         each = np.std(error, axis=0) if candidates.se is None else candidates.se
-
-        def errors_at(rates: Array | None) -> Errors:
-            there = None if candidates is None else candidates.errors
-            return Errors(error, each) if there is None or rates is None else there(rates)
-
+        errors_of = errors_of or (lambda _: Errors(error, each))
         differences = contrasts.differences(hat)
-        errors = errors_at(None if candidates.even is None else candidates.even())
+        errors = errors_of(hat if candidates.even is None else candidates.even())
         scale = contrasts.se(errors.se)
         even = EvenTest(float(np.max(differences / scale)), contrasts.largest(errors.drawn, scale))
         largest = float(quantiles(even.draws, [level])[0])
@@ -171,14 +171,14 @@ def gap(
         guess, noise = float(ends.max()), float(scale[ends.argmax()])
 
     def p_value(theta: float) -> float:
-        if candidates is not None and candidates.shown is not None:
+        if candidates.shown is not None:
             shown = candidates.shown(theta)
         elif two:
             shown = np.abs(theta + far)
         else:
-            rates = hat * (theta / observed) if candidates is None else candidates.at(theta)
-            if contrasts is not None:
-                errors = errors_at(rates)
+            rates = candidates.at(theta)
+            if contrasts is not None and errors_of is not None:
+                errors = errors_of(rates)
                 scale = contrasts.se(errors.se)
                 least = theta + float(((differences - theta) / scale).max()) * scale
                 found = contrasts.share_above(rates + errors.drawn, least)
@@ -196,7 +196,9 @@ def gap(
     low = 0.0
     if np.count_nonzero(even.draws >= even.observed) <= alpha * len(null):
         low = _end(p_value, alpha, guess, 0.0, observed, noise) if se > 0 else observed
-    return Interval(low, observed + max(width, 0.0), se, mean, "inversion", critical, even, surest=surest)
+    # Studentised, the lower end starts from rates in the middle of those of the two groups.
+    mde = minimum_detectable(se, level, critical, candidates.apart, 1.0 if contrasts is None else 0.5)
+    return Interval(low, observed + max(width, 0.0), se, mean, "inversion", even, mde, surest)
 
 
 def absolute_sum(
@@ -361,18 +363,31 @@ def difference(a: Span, b: Span, correlation: float, ideal: float | None) -> Spa
     return Span(value, value - reach(a.high, b.low), value + reach(a.low, b.high))
 
 
-def minimum_detectable(se: float, level: float = 0.95, power: float = 0.8, critical: float | None = None) -> float:
-    """The smallest true effect that a sample with this standard error shows with the given power.
+def minimum_detectable(
+    se: float,
+    level: float = 0.95,
+    critical: float | None = None,
+    apart: Callable[[float], float] = lambda _: 1.0,
+    tested: float = 1.0,
+) -> float:
+    """The smallest true effect that is significant in 80 % of samples with this standard error.
 
-    Where a test has another critical value than that of one normal figure, it is given.
+    Where a test has another critical value than that of one normal figure, it is given. Where the noise depends on the
+    effect, `apart` says how (`Candidates.apart`): significant is what is too large for the noise without any effect and
+    for that with `tested` of the effect.
 
     Example:
         >>> round(minimum_detectable(0.01), 4), round(minimum_detectable(0.01, critical=0.03), 4)
         (0.028, 0.0384)
     """
-    normal = NormalDist()
-    needed = normal.inv_cdf((1 + level) / 2) * se if critical is None else critical
-    return needed + normal.inv_cdf(power) * se
+    normal, even = NormalDist(), apart(0.0)
+    least = critical = normal.inv_cdf((1 + level) / 2) * se if critical is None else critical
+    for _ in range(_STEPS):
+        least = critical * max(1.0, apart(tested * least) / even)
+    found = least
+    for _ in range(_STEPS):
+        found = least + normal.inv_cdf(0.8) * se * apart(found)
+    return found
 
 
 def _std(values: Array) -> float:

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from scipy import optimize
 from scipy.stats import fisher_exact
 
 import fairhead
@@ -57,12 +58,18 @@ def test_noise_of_a_mean_of_ratios_is_its_own_where_groups_differ(metric):
 
 @pytest.mark.parametrize(("n", "rates"), [(300, (0.2, 0.5)), (2000, (0.3, 0.5))])
 def test_the_smallest_detectable_ratio_is_that_of_the_test_of_logarithms(n, rates):
-    """In closed form; times the ratio, as it was, it could be a distance of more than 1 from 1."""
+    """In closed form, around the rate of both; times the ratio, it could be a distance of more than 1 from 1."""
     prediction = np.concatenate([np.arange(n) < rate * n for rate in rates]).astype(int)
     records = Records.from_arrays(np.arange(2 * n) % 2, prediction, groups={"g": np.arange(2 * n) // n})
     found = fairhead.audit(records, metrics=["impact_ratio"])["impact_ratio"]
-    se = np.sqrt(sum((1 - rate) / (rate * n) for rate in rates))
-    assert found.mde == pytest.approx(1 - np.exp(-2.8 * se), rel=0.06)
+
+    def se(logarithm):
+        high = 2 * np.mean(rates) / (1 + np.exp(-logarithm))
+        return np.sqrt(sum((1 - rate) / (rate * n) for rate in (high, high * np.exp(-logarithm))))
+
+    critical = optimize.brentq(lambda x: 1.96 * se(x) - x, 0, 1)
+    detectable = optimize.brentq(lambda x: critical + 0.84 * se(x) - x, 0, 2)
+    assert found.mde == pytest.approx(1 - np.exp(-detectable), rel=0.06)
 
 
 def test_no_ratio_that_can_be_detected_is_further_than_1_from_1():
