@@ -202,6 +202,7 @@ class ScoreTable:
     sample: Sample  # rows by group, no hit or hit, and bin
     n_boot: int  # replicates
     seed: int  # of the replicates
+    squares: Array | None = None  # of the weights, summed over the rows of each bin, [G, 2, K]; None without weights
 
     @property
     def rows(self) -> NDArray[np.int64]:
@@ -227,6 +228,16 @@ class ScoreTable:
             found.append((binned.sums(first), binned.sums(first * entries.value)))
         first, second = (np.stack(of) for of in zip(*found, strict=True))
         return first, second
+
+    def promised(self, clustered: bool) -> "Promised":
+        """What the score promises, where it is a probability."""
+        mass, first = self.counts.sum(axis=-2), self.powers[0].sum(axis=-2)
+        squares = mass if self.squares is None else self.squares.sum(axis=-2)
+        rows, share = (
+            np.divide(*of, out=np.zeros(mass.shape), where=mass > 0) for of in ((mass**2, squares), (first, mass))
+        )
+        of_group = mass / np.maximum(mass.sum(axis=-1, keepdims=True), _LEAST)
+        return Promised(rows, np.clip(share, 0.0, 1.0), of_group, clustered, tuple(range(len(mass))), self.seed)
 
     def mean(self, sums: Array) -> Array:
         """The mean in each bin, [G, 2, K], of what its rows add up to."""
@@ -259,26 +270,32 @@ class Promised(NamedTuple):
     hits or misses are promised, hits are drawn as the scores have them.
     """
 
-    rows: NDArray[np.int64]  # of each bin, [G, K]
-    hits: Array  # that the scores promise there, [G, K]
+    rows: Array  # plain rows that say as much as those of each bin, [G, K]
+    share: Array  # of hits that the scores promise there, [G, K]
+    mass: Array  # of each bin, as a share of its group, [G, K]
+    clustered: bool  # whether rows of a cluster may have more in common than their scores
     names: tuple[int, ...]  # of the groups, for their seeds
     seed: int
 
     def of_groups(self, groups: NDArray[np.bool_]) -> "Promised":
         """Some of the groups, [G]."""
         names = tuple(np.array(self.names)[groups].tolist())
-        return Promised(self.rows[groups], self.hits[groups], names, self.seed)
+        rows, share, mass = (of[groups] for of in self[:3])
+        return self._replace(rows=rows, share=share, mass=mass, names=names)
 
     def errors(self, error: Array, g: int) -> Array:
         """Errors [B, K] of a group's terms as they would be if it were calibrated."""
-        rows, hits = self.rows[g], self.hits[g]
-        few = np.minimum(hits, rows - hits) < _FEW_HITS
+        rows, share, mass = self.rows[g], self.share[g], self.mass[g]
+        if self.clustered:
+            # All bins together have enough hits to show by how much more they vary than hits of single rows would.
+            plain = float((mass**2 * share * (1 - share) / np.maximum(rows, 1)).sum())
+            rows = rows / max(1.0, float(np.nanvar(error.sum(axis=-1))) / max(plain, _LEAST))
+        few = rows * np.minimum(share, 1 - share) < _FEW_HITS
         if not few.any():
             return error
         rng = np.random.default_rng([self.seed, *f"calibrated {self.names[g]}".encode()])
-        share = np.clip(hits[few] / np.maximum(rows[few], 1), 0.0, 1.0)
-        found = error.copy()
-        found[:, few] = (hits[few] - rng.binomial(rows[few], share, (len(error), len(share)))) / rows.sum()
+        rows, share, found = np.maximum(np.rint(rows[few]), 1), share[few], error.copy()
+        found[:, few] = mass[few] * (share - rng.binomial(rows.astype(int), share, (len(error), len(share))) / rows)
         return found
 
 

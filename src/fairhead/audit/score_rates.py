@@ -23,7 +23,6 @@ from fairhead.audit.ranked import (
     Auc,
     Binned,
     Entries,
-    Promised,
     Ranked,
     ScoreTable,
     auc_of,
@@ -185,9 +184,7 @@ class ScoreTables:
             drawn = (table.star * distance).sum(axis=-2)
             star = np.swapaxes(divide(drawn, table.star.sum(axis=(-1, -2))[..., None]), -1, -2)
         error, error_star = (np.abs(terms).sum(axis=-2, keepdims=True) for terms in (hat, star))
-        names = tuple(range(self.n_groups))
-        promised = Promised(table.rows.sum(axis=-2), table.powers[0].sum(axis=-2), names, self.seed)
-        terms = Terms(hat, star, promised=promised if self._plain else None)
+        terms = Terms(hat, star, promised=table.promised(self.clusters is not None))
         return Rates(error, error_star, rows[None], lambda c: "rows", self.clusters, terms)
 
     @property
@@ -222,7 +219,11 @@ class ScoreTables:
                 at[own] = np.searchsorted(of_group.edges, ranked.score[own], side="right")
             key = cell_numbers([self.group, ranked.hit.view(np.int8), at], rows.shape)
             sample = tabulate([key], [rows.shape], self.scores.weight, self.scores.cluster)
-        return ScoreTable(entries, binned, sample, self.n_boot, self.seed)
+        table = ScoreTable(entries, binned, sample, self.n_boot, self.seed)
+        if ranked.weight is None:
+            return table
+        squares: Array = np.bincount(key, ranked.weight**2, rows.size).astype(np.float64)
+        return replace(table, squares=squares.reshape(rows.shape))
 
 
 def _squares(table: ScoreTable) -> Array:

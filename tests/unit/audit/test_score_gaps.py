@@ -121,14 +121,19 @@ def test_intervals_cover_the_truth(effect):
     assert 0.93 - 0.012 <= np.mean(hits) <= 0.97 + 0.012  # known to 1.2 points
 
 
-def share_that_is_compatible_with_0(rows, positives, alike, repeats):
+def share_that_is_compatible_with_0(rows, positives, alike, repeats, of="rows"):
     """How often the interval of a calibration error holds 0, of scores that are the true probabilities."""
     rng, share, held = np.random.default_rng(0), positives / rows, []
+    weight = np.where(np.arange(rows) % 20, 1.0, 20.0) if of == "weighted rows" else None
+    cluster = {"clusters of one": np.arange(rows), "clusters of five": np.arange(rows) // 5}.get(of)
     while len(held) < repeats:
-        score = rng.beta(share * alike, (1 - share) * alike, rows)
-        label = (rng.random(rows) < score).astype(np.int8)
+        score, luck = rng.beta(share * alike, (1 - share) * alike, rows), rng.random(rows)
+        if of == "clusters of five":  # they share most of their scores, and half of their luck
+            score = np.where(rng.random(rows) < 0.7, score[5 * cluster], score)
+            luck = np.where(rng.random(rows) < 0.5, luck[5 * cluster], luck)
+        label = (luck < score).astype(np.int8)
         if label.sum() >= 5:
-            of_all = ScoreTables(Scores(label, score), np.zeros(rows, dtype=np.int8), 1, 600, len(held))
+            of_all = ScoreTables(Scores(label, score, weight, cluster), np.zeros(rows, np.int8), 1, 600, len(held))
             held.append(of_all.rates("ECE").sum_interval(0, 0.95).low == 0)
     return np.mean(held)
 
@@ -137,6 +142,12 @@ def share_that_is_compatible_with_0(rows, positives, alike, repeats):
 def test_calibrated_scores_of_rare_positives_are_not_refused(rows, positives):
     """A bin without a positive showed no noise: the interval held 0 in 75 to 81 %."""
     assert share_that_is_compatible_with_0(rows, positives, 40, 150) >= 0.89
+
+
+@pytest.mark.parametrize("of", ["weighted rows", "clusters of one", "clusters of five"])
+def test_nor_are_those_of_weighted_rows_and_of_clusters(of):
+    """The interval held 0 in 60 to 77 %."""
+    assert share_that_is_compatible_with_0(600, 14, 40, 80, of) >= 0.87
 
 
 @pytest.mark.slow
@@ -148,3 +159,13 @@ def test_calibrated_scores_of_rare_positives_are_not_refused(rows, positives):
 def test_calibration_errors_hold_0_however_rare_positives_are(rows, positives, alike):
     """Scores that differ much or little, and groups of which replicates are drawn as counts, or as normal numbers."""
     assert 0.92 <= share_that_is_compatible_with_0(rows, positives, alike, 600) <= 0.985  # known to 0.9 points
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("of", ["weighted rows", "clusters of one", "clusters of five"])
+@pytest.mark.parametrize(("rows", "positives"), [(60, 30), (300, 14), (2000, 14), (2000, 90), (2000, 600)])
+def test_weighted_and_clustered_calibration_errors_hold_0(rows, positives, of):
+    """How alike rows of a cluster are is known of all bins together alone, which is on the safe side."""
+    held = share_that_is_compatible_with_0(rows, positives, 40, 300, of)
+    print(f"{positives} positives in {rows} rows, {of}: {100 * held:.1f} %")
+    assert held >= 0.92
