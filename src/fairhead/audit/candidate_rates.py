@@ -32,6 +32,8 @@ _BEYOND = 1.0
 _BEYOND_EVEN = 2.0
 # A rate without noise, beside others, counts as having this share of the largest.
 _LEAST_NOISE = 1e-4
+# A gap of logarithms of shares that no sample shows.
+_FURTHEST = 30.0
 # Whether a group is noisier than others: by so much.
 _NOISIER = 1.1
 
@@ -243,7 +245,7 @@ def _noise_apart(
         return share * (1 - share) / n / (share**2 if logarithms else 1.0)
 
     def at(theta: float) -> float:
-        total = 0.0
+        total, theta = 0.0, min(theta, _FURTHEST)
         for share, n_high, _, n_low, rate in known:
             if logarithms:
                 low = min(rate + log((n_high + n_low) / (n_high * exp(theta) + n_low)), -theta)
