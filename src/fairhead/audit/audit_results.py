@@ -296,10 +296,10 @@ def _headlines(gaps: list[Estimate], level: float) -> list[report.Sentence]:
     text = f"Not counted, with fewer than {STABLE_ROWS} rows: {cells[0]}{more}." if cells else ""
     thin = [report.Sentence(text, "note")] if cells else []
     if not shown:
-        power = ""
+        power, those = "", "Between these two groups, a" if top.groups else "A"
         if top.mde is not None:
             least = scale_of(top.metric, top.mde, top.low, top.high, difference=True).write(top.mde)
-            power = f" Between these two groups, a sample of this size can detect a gap of {least} or more."
+            power = f" {those} sample of this size can detect a gap of {least} or more."
         text = f"the clearest is in {in_words(top.metric)} by {top.group_by}, {_figures(top, level)}.{power}"
         return [report.Sentence(f"No gap in {names} is significant; {text}", "unclear"), *thin]
     of = " of a single column" if any((e.low or 0.0) > (top.low or 0.0) for e in shown.values()) else ""

@@ -99,8 +99,9 @@ def figure_of(
         detail["expected_if_even"] = interval.null
     low, high = min(interval.low, value), max(interval.high, value)
     mde = intervals.minimum_detectable(interval.se, level) if interval.mde is None else interval.mde
-    # A level is tested against nothing, and no share is further than 1 from another.
-    known = name is not None and metric.compare not in ("minimum", "mean") and (mde < 1 or not metric.unit)
+    # A level is tested against nothing, no share is further than 1 from another, and what has no noise says nothing.
+    gap = name is not None and metric.compare not in ("minimum", "mean")
+    known = gap and mde > ROUNDED and (mde < 1 or not metric.unit)
     return Estimate(metric.name, name, value, low, high, n, metric.ideal, None, mde if known else None, groups, detail)
 
 
@@ -258,6 +259,7 @@ def _made_by(reduction: Reduction, hat: Array) -> tuple[tuple[int, ...], int | N
         groups: tuple[int, ...] = (_place_of_least(-np.abs(rates[:-1] - rates[-1])),)
     else:
         groups = (_place_of_least(-rates), _place_of_least(rates))
+        groups = groups if groups[0] != groups[1] else ()  # no gap has no groups
     return groups, worst_class if one_class else None
 
 

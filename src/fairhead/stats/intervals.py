@@ -40,8 +40,7 @@ _FAR = 1e6
 # Ends are sought to this share of a standard error: a third of their Monte-Carlo error at 10 000 replicates.
 _PRECISION = 1 / 128
 _MOST_PROBES = 16
-# Until the noise of a gap and what it lets one detect agree.
-_STEPS = 5
+_STEPS = 5  # until the noise of a gap and what it lets one detect agree
 _ROUNDED = 1e-9
 # A rate without any noise, beside others, counts as having this share of theirs.
 _NO_NOISE = 1e-6
@@ -130,19 +129,18 @@ def gap(
     [..., shape of hat] to [...]. Without `candidates` the true rates may be the observed ones, scaled.
     """
     observed, alpha = float(reduce(hat)), 1 - level
+    candidates = candidates or Candidates(lambda theta: hat * (theta / observed))
     if observed == 0:
         null = reduce(error)
-        high, se = float(quantiles(null, [level])[0]), _std(null)
-        even, mde = EvenTest(0.0, null), minimum_detectable(se, critical=high)
-        return Interval(0.0, high, se, float(null.mean()), "inversion", even, mde)
-    if candidates is None:
-        candidates = Candidates(lambda theta: hat * (theta / observed))
+        of_two = null if candidates.signed is None or candidates.se is None else candidates.signed(error)
+        high, se = float(quantiles(null, [level])[0]), sqrt(float(of_two @ of_two) / len(of_two))
+        mde = minimum_detectable(se, level, high, candidates.apart)
+        return Interval(0.0, high, se, float(null.mean()), "inversion", EvenTest(0.0, null), mde)
     signed, contrasts, errors_of = candidates.signed, candidates.contrasts, candidates.errors
     # Far from 0 only the groups that make the gap count, with their signs: what is left is the signed gap's own noise.
     far = reduce(_FAR * hat + error) - _FAR * observed if signed is None else signed(error)
     two = hat.size == 2 and signed is not None  # rates, and one difference
     null = np.abs(far) if two else reduce(error)
-    mean = float(null.sum()) / len(null)
     lowest, highest = quantiles(far, [alpha / 2, 1 - alpha / 2]).tolist()
     se = _std(far)
     width = -lowest * candidates.reach
@@ -198,7 +196,7 @@ def gap(
         low = _end(p_value, alpha, guess, 0.0, observed, noise) if se > 0 else observed
     # Studentised, the lower end starts from rates in the middle of those of the two groups.
     mde = minimum_detectable(se, level, critical, candidates.apart, 1.0 if contrasts is None else 0.5)
-    return Interval(low, observed + max(width, 0.0), se, mean, "inversion", even, mde, surest)
+    return Interval(low, observed + max(width, 0.0), se, float(null.sum()) / len(null), "inversion", even, mde, surest)
 
 
 def absolute_sum(
@@ -262,8 +260,7 @@ def spread_of_sums(hat: Array, own: Callable[[int, float], Interval], level: flo
         >>> spread_of_sums(noise[0], own).low
         0.0
     """
-    n_groups = hat.shape[1]
-    sums = np.abs(hat).sum(axis=0)
+    n_groups, sums = hat.shape[1], np.abs(hat).sum(axis=0)
     pairs = n_groups * (n_groups - 1) // 2
     every, strict = [own(g, level) for g in range(n_groups)], level if pairs == 1 else 1 - (1 - level) / pairs
 
@@ -277,10 +274,13 @@ def spread_of_sums(hat: Array, own: Callable[[int, float], Interval], level: flo
         if span.low <= low:  # a stricter one is no higher
             break
         low = max(low, apart(a, b, (own(a, strict), own(b, strict))).low)
-    se = float(np.hypot(every[int(sums.argmax())].se, every[int(sums.argmin())].se))
+    most, least = int(sums.argmax()), int(sums.argmin())
+    se = float(np.hypot(every[most].se, every[least].se))
+    # The largest has to differ from 0, and from what noise makes of the smallest.
+    mde = max(own(most, strict).mde or 0.0, (every[least].null or 0.0) + minimum_detectable(se, strict))
     noise = [end.test.draws for end in every if end.test is not None]
     by_chance = np.fmax.reduce(noise) - np.fmin.reduce(noise)
-    return Interval(low, high, se, float(np.nanmean(by_chance)), "inversion")
+    return Interval(low, high, se, float(np.nanmean(by_chance)), "inversion", mde=mde)
 
 
 def minimum(hat: Array, error: Array, tied: Tied | None = None, level: float = 0.95, at_most: bool = False) -> Interval:

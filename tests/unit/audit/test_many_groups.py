@@ -120,6 +120,36 @@ def test_a_gap_as_large_as_the_smallest_detectable_one_is_significant(rate):
         assert found.low > 0 or found.value < found.mde
 
 
+def test_a_gap_of_exactly_0_has_no_groups_and_detects_what_is_significant():
+    """Nobody is a hit: 2.0 points were detectable, by the noise of a rate of 0, and 5 of 133 not significant."""
+    n = np.array([133, 133])
+    none = fairhead.audit(rows_with([0, 0], n), metrics=["EOp"])["EOp"]
+    assert (none.value, none.groups) == (0, ())
+    hits = next(k for k in range(133) if fairhead.audit(rows_with([k, 0], n), metrics=["EOp"])["EOp"].low > 0)
+    assert hits / 133 < none.mde < 2 * hits / 133
+
+
+def test_gaps_of_scores_without_any_noise_detect_nothing():
+    label, group = np.tile([0, 1], 100), np.repeat(["a", "b"], 100)
+    same = Records.from_arrays(label, scores=np.full(200, 0.5), groups={"g": group})
+    assert [fairhead.audit(same, metrics=[name])[name].mde for name in ("AUC_gap", "Brier_gap")] == [None, None]
+
+
+def test_a_calibration_gap_of_the_smallest_detectable_size_is_found():
+    """Its lower end knows that noise makes calibration errors larger; the detectable size did not: 3 % were found."""
+    rng = np.random.default_rng(0)
+
+    def drawn(gap):
+        group, score = rng.integers(2, size=600), rng.uniform(0.2, 0.8, 600)
+        label = (rng.random(600) < np.minimum(score + gap * group, 1)).astype(int)
+        made = Records.from_arrays(label, scores=score, groups={"g": group})
+        return fairhead.audit(made, metrics=["ECE_gap"], n_boot=300)["ECE_gap"]
+
+    smallest = np.median([drawn(0.15).mde for _ in range(20)])
+    found = [drawn(smallest).low > 0 for _ in range(60)]
+    assert 0.6 < np.mean(found) < 0.95
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("n", "rate"),
