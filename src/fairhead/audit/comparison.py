@@ -197,7 +197,7 @@ class Pair(NamedTuple):
         value, star = drawn.b - drawn.a, drawn.star_b - drawn.star_a
         interval = intervals.percentile(star[~np.isnan(star)], rules.level)
         one, other = (of[metric.name, name] for of in audits)
-        ends = paired_ends(metric, drawn, (one, other), interval, rules.level)
+        ends, least = paired_ends(metric, drawn, (one, other), interval, rules.level)
         found = Difference(
             metric.name,
             name,
@@ -208,7 +208,7 @@ class Pair(NamedTuple):
             max(ends.high, value),
             n,
             1.0 if test is None else permutation_p(test.observed, test.draws),
-            mde=minimum_detectable(interval.se, rules.level),
+            mde=least or None,  # None where the predictions are the same
             ideal=metric.ideal,
             note=_JUDGED if "at_most" in one.detail else None,
         )

@@ -159,30 +159,35 @@ class _Moved:
         spread = float(np.linalg.norm(signed[0]) * np.linalg.norm(signed[1]))
         return float(signed[0] @ signed[1]) / spread if spread > 0 else 0.0
 
-    def two_groups(self, level: float) -> Span | None:
-        """The interval of the change of one gap between two groups; None for any other figure."""
+    def two_groups(self, level: float) -> tuple[Span, float] | None:
+        """The interval of the change of one gap between two groups, and the least detectable; None for other figures.
+
+        Before a gap that grew there was a smaller one of the same sign or of the other: b has to differ from both.
+        """
         known = np.flatnonzero(~np.isnan(self.hats[0][0, 0]))
         if self.hats[0].shape[:2] != (1, 1) or len(known) != 2 or self.reduction.metric.compare != "spread":
             return None
         a, b = (np.asarray(hat[0, 0, known[0]] - hat[0, 0, known[1]]) for hat in self.hats)
         star_a, star_b = (star[:, 0, 0, known[0]] - star[:, 0, 0, known[1]] for star in self.stars)
         low, high = change_of_size(a, b, star_a, star_b, level)
-        return Span(float(abs(b) - abs(a)), float(low), float(high))
+        least = [intervals.minimum_detectable(float(np.std(star_b - of)), level) for of in (star_a, -star_a)]
+        both = max(least[0], least[1] - 2 * abs(float(a))) if least[0] > 0 else 0.0
+        return Span(float(abs(b) - abs(a)), float(low), float(high)), both
 
 
 def paired_ends(
     metric: Metric, drawn: PairedValues, alone: tuple[Estimate, Estimate], bootstrap: intervals.Interval, level: float
-) -> Span:
-    """The interval of a difference.
+) -> tuple[Span, float]:
+    """The interval of a difference, and the smallest one that it would detect.
 
     Smooth figures have their percentile interval. A folded figure is too large by an amount that differs between
     a and b, most of all where b is nearly even and a is not, so its interval is put together from those of a and b.
     It reaches no further than the rates of the same rows moved: |gap(b) − gap(a)| ≤ gap(b − a).
     """
-    value = drawn.b - drawn.a
+    value, least = drawn.b - drawn.a, intervals.minimum_detectable(bootstrap.se, level)
     both = [e.span for e in alone if e.span is not None and "at_most" not in e.detail]
     if drawn.moved is None or len(both) < 2:
-        return Span(value, bootstrap.low, bootstrap.high)
+        return Span(value, bootstrap.low, bootstrap.high), least
     two = drawn.moved.two_groups(level)
     if two is not None:
         return two
@@ -191,7 +196,7 @@ def paired_ends(
     low, high = -most, most
     if metric.compare == "ratio":  # there the rates moved by factors
         low, high = drawn.a * (np.exp(-most) - 1), drawn.a * (np.exp(most) - 1)
-    return Span(value, max(ends.low, float(low)), min(ends.high, float(high)))
+    return Span(value, max(ends.low, float(low)), min(ends.high, float(high))), least
 
 
 def paired_values(metric: Metric, pair: Both, rules: Rules, reference: int) -> PairedValues | str:
