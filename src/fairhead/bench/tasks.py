@@ -34,8 +34,8 @@ from fairhead.train.step import Examples
 
 Progress = Callable[[int, int], None]
 Inputs = Callable[[Published], dict[str, Tensor]]
-# Options of readers that choose among the same pictures: those are then decoded once for all of them.
-_CHOOSING = ("seed", "bias_rate", "fractions", "split", "person", "groups_from")
+# Options of readers that leave pictures out by chance: all are then decoded once, for every seed.
+_THINNING = ("bias_rate", "seed")
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def read_task(
     if recipe.place is not None:  # it may have been trained before
         parts["test"] = unseen(recipe.name, parts["test"])
     kind = "image" if isinstance(dataset.all.inputs, Images) else "text"
-    inputs = _inputs(data, kind, recipe, cache, progress)
+    inputs = _inputs(data, dataset, kind, recipe, cache, progress)
     train, validation, test = (Examples(inputs(parts[p]), torch.from_numpy(parts[p].labels)) for p in PARTS)
     ids = {name: part.ids for name, part in parts.items()}
     like, like_units = _like(data, dataset, recipe, inputs)
@@ -208,7 +208,9 @@ def _like(data: Data, dataset: Dataset, recipe: Recipe, inputs: Inputs) -> tuple
     return Examples(found, torch.from_numpy(order[rows.labels])), _units(sample, kept)
 
 
-def _inputs(data: Data, kind: str, recipe: Recipe, cache: Path | None, progress: Progress | None) -> Inputs:
+def _inputs(
+    data: Data, dataset: Dataset, kind: str, recipe: Recipe, cache: Path | None, progress: Progress | None
+) -> Inputs:
     """What makes rows ready for a model."""
     if is_ready(recipe.name):
         table = ReadyFeatures.read(recipe.name)
@@ -227,10 +229,10 @@ def _inputs(data: Data, kind: str, recipe: Recipe, cache: Path | None, progress:
     size = recipe.pictures().size
     if data.limit is not None:  # a few pictures: quicker decoded than looked up
         return partial(_decoded, size)
-    options = {name: value for name, value in data.options.items() if name not in _CHOOSING}
-    if "groups_from" in data.options:  # its columns are not the reader's
-        options.pop("groups", None)
-    every = _dataset(Data(data.name, data.read, options), None).all
+    every = dataset.all
+    if "bias_rate" in data.options:
+        options = {name: value for name, value in data.options.items() if name not in _THINNING}
+        every = _dataset(Data(data.name, data.read, options), None).all
     assert isinstance(every.inputs, Images)
     decoded = decoded_pictures(every.inputs, size, cache, progress)
     row_of = {name: row for row, name in enumerate(every.ids.tolist())}

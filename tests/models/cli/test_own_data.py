@@ -68,6 +68,15 @@ def test_own_pictures_are_trained_on_and_audited(smiling):
     assert row["settings"]["data"]["options"]["groups"] == ["sex"]
 
 
+def test_what_is_said_of_own_pictures_is_said_once(photos, tmp_path, caplog):
+    """Also with options, such as a seed, that do not change which pictures there are."""
+    (photos.parent / "twice.csv").write_text(f"{photos.read_text()}0.png,no,m,p0\n")
+    run("mitigate", "erm", "--data", f"images:{photos.parent / 'twice.csv'}", "--data-option", "input=Photo",
+        "--label", "smiling", *TINY, *TRAINING, "--out", tmp_path / "out", "--cache", tmp_path / "c")  # fmt: skip
+    (told,) = [record for record in caplog.records if "duplicate" in record.getMessage()]
+    assert "1 of 161 rows" in told.getMessage()
+
+
 def test_own_pictures_are_looked_at(smiling, photo_options, tmp_path):
     out = tmp_path / "maps"
     run("attention", "--model", smiling / "model", *photo_options, "--part", "train", "--out", out, "--device", "cpu")
