@@ -174,7 +174,7 @@ def _command(benchmark: "Benchmark") -> Callable[..., None]:
         _run(context, benchmark, **given)
 
     run.__doc__ = benchmark.question
-    return options("lm", {"computing": left_out, "output": () if benchmark.report else ("html",)}, takes)(run)
+    return options("lm", {"computing": left_out}, takes)(run)
 
 
 def _run(
@@ -231,10 +231,11 @@ def _run(
         )
     if output.json is not None:
         write_json(result.to_dict(), output.json)
-    if output.html is not None and benchmark.report is not None:
+    if output.html is not None:
         from fairhead.report import write
 
-        write(benchmark.report(result, Path(source.model).name, how.level), output.html)
+        drawn = benchmark.report and benchmark.report(result, Path(source.model).name, how.level)
+        write(drawn or result.page(), output.html)
     if output.json != "-":
         result.show()
 

@@ -236,6 +236,12 @@ def test_own_pairs_are_scored_and_those_trained_on_are_left_out(llama, pairs, tm
     assert total == sum(text in record.held_out_targets for text in texts) < 30
 
 
+def test_every_benchmark_has_a_page(llama, pairs, tmp_path, capsys):
+    page, how = tmp_path / "own.html", ["--device", "cpu", "--n-boot", "100"]
+    run("lm", "crows", "--model", llama, "--data", f"pairs:{pairs}", *how, "--html", page)
+    assert "on Own pairs" in page.read_text()
+
+
 @pytest.mark.parametrize("kind", ["pairs", "triplets"])
 def test_attention_on_own_sentences(llama, tmp_path, capsys, kind):
     file = tmp_path / "own.jsonl"
