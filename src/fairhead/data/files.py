@@ -228,9 +228,9 @@ class Source:
         """The error for a folder or archive that does not hold what a reader needs."""
         tops = sorted({n.split("/")[0] + ("/" if "/" in n else "") for n in self.names})
         seen = ", ".join(tops[:6]) + (", ..." if len(tops) > 6 else "") if tops else "nothing"
-        kind = "archive" if self.is_archive else "file" if self.is_file else "folder"
+        kind, n = "archive" if self.is_archive else "file" if self.is_file else "folder", len(self.names)
         return InputError(
-            f"{self.path}: {data_set} needs {expected}; this {kind} holds {len(self.names)} files: {seen}"
+            f"{self.path}: {data_set} needs {expected}; this {kind} holds {n} file{'s'[: n != 1]}: {seen}"
         )
 
     def text(self, name: str) -> str:

@@ -133,7 +133,8 @@ class Images(Sequence[Image.Image]):
         """
         lost = [name for name in names if name not in members]
         if lost:
-            what = f"{len(lost)} of the {len(names)} images in {listed_in} are not there, such as {lost[0]}"
+            are = f"is not there: {lost[0]}" if len(lost) == 1 else f"are not there, such as {lost[0]}"
+            what = f"{len(lost)} of the {len(names)} images in {listed_in} {are}"
             url = lost[0].startswith(("http:/", "https:/"))
             why = "a URL: download the pictures first" if url else f"looked for in {source.path.absolute()}"
             skips.errors("image is missing", lost, f"{what}, {why}")
@@ -181,7 +182,8 @@ class Images(Sequence[Image.Image]):
             raise
         except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
             raise InputError(
-                f"{where}: too large to decode safely ({error}); the limit is PIL.Image.MAX_IMAGE_PIXELS"
+                f"{where}: too large to decode safely ({error}; the limit is PIL.Image.MAX_IMAGE_PIXELS): "
+                f"{mend_or_skip()}"
             ) from None
         except UnidentifiedImageError:
             what = f"is not an image that Pillow can read ({len(data)} bytes)"

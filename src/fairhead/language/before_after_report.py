@@ -215,13 +215,13 @@ def verdict(found: BeforeAfter) -> list[Sentence]:
         by_outcome = {w: [t for t in judged if t.change.outcome == w] for w in ("better", "worse", "changed")}
         for word, tone in (("better", "good"), ("worse", "bad"), ("changed", "note")):
             if by_outcome[word]:
-                so = f"is {word}"
-                if word == "changed":
-                    so = "has changed significantly, but its distance from even has not,"
+                moved = "has changed significantly, but its distance from even has not,"
+                so = moved if word == "changed" else f"is {word}"
                 lines.append(Sentence(f"{run.name} {so} in {'; '.join(map(str, by_outcome[word]))}.", tone))
         apart = sum(t.change.outcome == "not significant" for t in judged)
         if apart:
-            which = f"in the other {apart} figures" if any(by_outcome.values()) else f"in any of {apart} figures"
+            many, any_of = ("figure", "the") if apart == 1 else (f"{apart} figures", "any of")
+            which = f"in {'the other' if any(by_outcome.values()) else any_of} {many}"
             lines.append(Sentence(f"{run.name} does not differ significantly from {found.base} {which}.", "unclear"))
         lines += _categories(run) + _attention(run)
         if run.unpaired:
@@ -245,7 +245,7 @@ def verdict(found: BeforeAfter) -> list[Sentence]:
 def _categories(run: Run) -> list[Sentence]:
     """What became of the categories: those that were not aimed at always, the others where something can be said."""
     lines = []
-    parts = {True: ", {} that were aimed at", False: ", spill-over: {} that were not aimed at"}
+    parts = {True: ", {} that {} aimed at", False: ", spill-over: {} that {} not aimed at"}
     for aimed, words in parts.items() if run.targeted else [(None, ": {}")]:
         chosen = [c for c in run.by_category if c.value is not None and aimed in (None, _targeted(run, c))]
         worse, better = ([str(Told.of(c)) for c in chosen if c.outcome == word] for word in ("worse", "better"))
@@ -253,8 +253,9 @@ def _categories(run: Run) -> list[Sentence]:
             continue
         listed = [f" ({'; '.join(some)})" if some else "" for some in (worse, better)]
         further = sum(c.direction == "further" for c in chosen)
+        many, were = ("category", "was") if len(chosen) == 1 else ("categories", "were")
         text = (
-            f"{run.name}{words.format(f'of {len(chosen)} categories')}, {len(worse)} got significantly "
+            f"{run.name}{words.format(f'of {len(chosen)} {many}', were)}, {len(worse)} got significantly "
             f"worse{listed[0]} and {len(better)} better{listed[1]}; further from even than before, significant or "
             f"not: {further}."
         )

@@ -224,14 +224,16 @@ class Located(Result, ABC, Generic[R]):
         """Which heads, and how many of them the other half confirms."""
         chosen, sure = self.ranked, self.confirmed
         which = "" if len(sure) in (0, len(chosen)) else f": {head_names(sure)}"
-        count = f"{len(sure) if sure else 'None'} of {len(chosen)}"
-        were, are = ("was", "is") if len(chosen) == 1 else ("were", "are")
+        count, were = f"{len(sure) if sure else 'None'} of {len(chosen)}", "was" if len(chosen) == 1 else "were"
+        one = f"is{'' if sure else ' not'}" if len(chosen) == 1 else ""
         if not self.chosen_here:
             how = self.origin if self.question.gains is None else "given a gain"
-            return f"{head_names(chosen)} {were} {how}. {count} {are} significant on the reporting half{which}."
+            found = f"{f'It {one}' if one else f'{count} are'} significant on the reporting half{which}"
+            return f"{head_names(chosen)} {were} {how}. {found}."
+        found = f"{f'The selected head {one}' if one else f'{count} selected heads'} confirmed on the other half{which}"
         return (
-            f"{count} selected heads confirmed on the other half{which}. ({head_names(chosen)}, of "
-            f"{self.head_map.value.size} heads, {were} selected on one half of the {self.question.rows.noun}.)"
+            f"{found}. ({head_names(chosen)}, of {self.head_map.value.size} heads, {were} selected on one half of the "
+            f"{self.question.rows.noun}.)"
         )
 
     def mapped(self, found: HeadMap | Mapping[str, Any], title: str, text: str = "") -> Section:

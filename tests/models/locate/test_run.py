@@ -123,7 +123,7 @@ def test_a_head_that_acts_through_later_layers_is_found_by_its_effect_alone() ->
     directly = locate(question, replace(by_effect, rank="gap", forward=False))
     assert RELAYED not in directly.ranked
     assert found.confirmed == (RELAYED,)
-    assert found.verdict()[0].text.startswith("1 of 1 selected heads confirmed on the other half. (L0H2, of 12 heads")
+    assert found.verdict()[0].text.startswith("The selected head is confirmed on the other half. (L0H2, of 12 heads")
     page = render(found.page())
     assert "shrinks without each head" in page
     content = json.loads(json.dumps(found.to_dict(), allow_nan=False))
@@ -157,7 +157,7 @@ def test_heads_are_ranked_by_their_effect_on_one_half_and_reported_on_the_other(
     assert again.effect_map.value[here] == pytest.approx(0, abs=1e-9)
     assert again.effect_map.value[there] == pytest.approx(3)
     assert again.confirmed == ()
-    assert again.verdict()[0].text.startswith("None of 1 selected heads confirmed on the other half.")
+    assert again.verdict()[0].text.startswith("The selected head is not confirmed on the other half.")
 
 
 def test_heads_cannot_be_ranked_by_their_effect_without_passes(found) -> None:

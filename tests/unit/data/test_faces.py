@@ -289,5 +289,5 @@ def test_fairface_broken_files_are_named(fairface):
     labels.write_text("\n".join([header, *rows.split("\n")[:2], rows.split("\n")[0]]))
     with pytest.raises(InputError, match=r"train/1\.jpg is there twice"):
         read("fairface", fairface)
-    with pytest.raises(InputError, match=r"FairFace needs .*this file holds 1 files"):  # and is not parsed first
+    with pytest.raises(InputError, match=r"FairFace needs .*this file holds 1 file:"):  # and is not parsed first
         read("fairface", labels)

@@ -163,16 +163,23 @@ def test_the_verdict_names_categories_that_got_worse_aimed_at_or_not(found):
     worse = replace(worse, nearer=Span(0.1, 0.05, 0.15))
     both = (worse, replace(worse, group_by="age"))
     run = replace(found.runs[0], targeted=("gender",), headlines=(), by_category=both, entropy=None, unpaired={})
-    aimed, spill = (line.text for line in verdict(replace(found, runs=(run,))) if "categories" in line.text)
-    assert "of 1 categories that were aimed at, 1 got significantly worse (CrowS-Pairs gender ss" in aimed
-    assert "spill-over: of 1 categories that were not aimed at, 1 got significantly worse (CrowS-Pairs age ss" in spill
+    aimed, spill = (line.text for line in verdict(replace(found, runs=(run,))) if "categor" in line.text)
+    assert "of 1 category that was aimed at, 1 got significantly worse (CrowS-Pairs gender ss" in aimed
+    assert "spill-over: of 1 category that was not aimed at, 1 got significantly worse (CrowS-Pairs age ss" in spill
     # As of own pairs, of whose training nothing but the pairs themselves is known.
     unknown = replace(found, runs=(replace(run, targeted=()),))
     (line,) = (line for line in verdict(unknown) if "categories" in line.text)
     assert line.text.startswith(f"{run.name}: of 2 categories, 2 got significantly worse (CrowS-Pairs gender ss")
     assert line.tone == "bad"
     dull = replace(run, targeted=(), by_category=(replace(worse, p=1.0),))
-    assert not [line for line in verdict(replace(found, runs=(dull,))) if "categories" in line.text]
+    assert not [line for line in verdict(replace(found, runs=(dull,))) if "categor" in line.text]
+
+
+def test_a_single_figure_is_told_of_as_one(found):
+    same = next(c for c in found.runs[0].headlines if c.outcome == "not significant")
+    run = replace(found.runs[0], headlines=(same,), by_category=(), collapsed=(), unpaired={})
+    text = " ".join(line.text for line in verdict(replace(found, runs=(run,))))
+    assert "klaad does not differ significantly from base in the figure." in text
 
 
 def test_the_report_is_a_page_and_its_strings_are_escaped(found, tmp_path_factory):
