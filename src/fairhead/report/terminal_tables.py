@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -55,13 +56,13 @@ def show_audit(console: Console, audit: AuditFigures, wanted: Sequence[str] = ()
     for group_by, of_column in audit.groups().items():
         console.print()
         rows, n_hidden = _shown_groups(of_column)
-        named = _longest_word(row.group for row in rows) + _SPACE + max(len(f"{row.n:,}") for row in rows)
-        left = console.width - named
+        word = _longest_word([group_by, *(row.group for row in rows)], console.width)
+        left = console.width - (word + _SPACE + max(len(f"{row.n:,}") for row in rows))
         stacked = max(1, left // _STACKED_WIDTH)
         room = max(left // _RATE_WIDTH, min(4, stacked))
         rates = list(wanted) or main_rates(list(rows[0].rates), room)
         for start in range(0, len(rates), stacked):  # where many are wanted, a second table holds what does not fit
-            console.print(_group_table(rows, rates[start : start + stacked], group_by, audit.level, left))
+            console.print(_group_table(rows, rates[start : start + stacked], group_by, audit.level, word, left))
         if n_hidden:
             console.print(f"[dim]and {n_hidden:,} smaller groups (all in --json)[/]", highlight=False)
         gaps = [e for e in audit.estimates if e.group_by == group_by]
@@ -166,16 +167,18 @@ def _table(title: str) -> Table:
     )
 
 
-def _longest_word(names: Iterable[str]) -> int:
-    """How wide a column must be so that no word of these names is broken; at most a quarter of a narrow terminal."""
-    return min(20, max((len(word) for name in names for word in name.split()), default=1))
+def _longest_word(names: Iterable[str], width: int) -> int:
+    """How wide a column must be so that no word of these names is broken; at most a third of the terminal."""
+    return min(width // 3, max((cell_len(word) for name in names for word in name.split()), default=1))
 
 
-def _group_table(rows: Sequence[GroupRow], rates: Sequence[str], group_by: str, level: float, left: int) -> Table:
-    """One line a group: n and its rates, for which so much of the width is left."""
+def _group_table(
+    rows: Sequence[GroupRow], rates: Sequence[str], group_by: str, level: float, word: int, left: int
+) -> Table:
+    """One line a group: n and its rates, for which so much of the width is left beside the longest word of a name."""
     unit = "percent with " if any(is_share(rate) for rate in rates) else ""
     table = _table(f"{escape(group_by)}: each group, {unit}{100 * level:g} % intervals")
-    titles, word = [_RATE_NAMES.get(rate, rate) for rate in rates], _longest_word(row.group for row in rows)
+    titles = [_RATE_NAMES.get(rate, rate) for rate in rates]
     figures = [[_figure(row.rates[rate]) for rate in rates] for row in rows]
     wide = sum(_SPACE + max(map(len, column)) for column in zip(titles, *figures, strict=True))
     # Where rates must give way, just so wide: a least width that they do not give way to cuts off the last one.
@@ -234,6 +237,8 @@ def _show_legend(console: Console, definitions: Mapping[str, Any]) -> None:
     for metric, definition in definitions.items():
         if definition:
             legend.add_row(_metric_name(metric), escape(str(definition)))
+    if not definitions:  # without groups there are no gaps
+        return
     legend.add_row("MDE", "smallest gap between the named groups that a sample of this size detects with 80 % power")
     console.print()
     console.print(legend, style="dim")

@@ -109,6 +109,23 @@ def test_no_width_cuts_a_word_of_a_comparison():
         }, width
 
 
+@pytest.mark.parametrize("width", [80, 100])
+def test_no_name_of_a_group_or_of_its_column_is_broken(width):
+    label = np.arange(400) // 2 % 2
+    groups = {"perceived_gender": np.array(["not-Hispanic-or-Latino", "Hispanic or Latino"])[np.arange(400) % 2]}
+    console = Console(file=io.StringIO(), width=width)
+    show_audit(console, fairhead.audit(Records.from_arrays(label, label, groups=groups), metrics=["DP"], n_boot=100))
+    table = console.file.getvalue().partition("gaps in points")[0].partition("intervals")[2]
+    assert {"perceived_gender", "not-Hispanic-or-Latino", "Hispanic"} <= {*table.split()}
+
+
+def test_a_table_without_gaps_does_not_explain_them():
+    console = Console(file=io.StringIO(), width=80)
+    show_audit(console, fairhead.audit(Records.from_arrays([0, 1] * 50, [0, 1] * 50), n_boot=100))
+    assert "accuracy" in console.file.getvalue()
+    assert "MDE" not in console.file.getvalue()
+
+
 SEVEN = ("TPR", "FPR", "FNR", "FDR", "NPV", "accuracy", "precision")
 
 
