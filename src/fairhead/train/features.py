@@ -3,16 +3,18 @@
 The key of an entry is made of the weights, the inputs and the precision themselves, so an entry is never out of date.
 It is a folder `<key>/` with `data.bin` (the array, row after row) and `manifest.json`, made beside it and renamed when
 complete: a process that is killed in the middle leaves nothing that looks finished. What it had written every few
-seconds is kept in `<key>.part/`, from which the next one goes on.
+seconds is kept in `<key>.part/`, from which the next one goes on; a week later it is removed.
 """
 
 import hashlib
 import json
 import math
 import os
+import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,7 @@ Progress = Callable[[int, int], None]  # called with (done, total)
 Fill = Callable[[NDArray[Any], int], Iterable[int]]  # writes an array from a row on, and yields how many are written
 _CHUNK = 512  # pictures that are decoded at a time
 _EVERY = 5.0  # seconds of work that a kill may cost
+_KEPT = 7 * 24 * 3600.0  # seconds after which unfinished arrays are removed
 _PROGRESS = "progress.json"
 
 
@@ -86,6 +89,10 @@ def cached_array(
         made_folder(folder, "name another in $FAIRHEAD_CACHE")
         with locked(folder, wait=True, name=f"{key}.lock"):
             settled(entry)
+            for part in Path(folder).glob("*.part"):
+                with suppress(OSError):  # another process may remove it, too
+                    if part.name != f"{key}.part" and time.time() - part.stat().st_mtime > _KEPT:
+                        shutil.rmtree(part)
             if not is_whole():
                 with whole_folder(entry, _PROGRESS) as unfinished:
                     _fill_file(unfinished, shape, np.dtype(dtype), fill)

@@ -4,6 +4,7 @@ import copy
 import json
 import os
 import signal
+import time
 
 import numpy as np
 import pytest
@@ -310,6 +311,21 @@ def test_a_run_that_was_killed_goes_on_with_the_features_that_it_had(tmp_path):
     expected = frozen_features(model, texts(), tmp_path / "whole", batch_size=5)
     assert torch.equal(found.inputs["inputs_embeds"], expected.inputs["inputs_embeds"])
     assert [path for path in (tmp_path / "killed").rglob("*") if "part" in path.name or "progress" in path.name] == []
+
+
+def test_what_was_left_unfinished_for_long_is_removed(tmp_path):
+    """The data, and so the key, may have changed since: nobody would ever go on with it."""
+    for name, age in {"old": 8, "new": 1}.items():
+        (tmp_path / f"{name}.part").mkdir()
+        (tmp_path / f"{name}.part" / "progress.json").write_text('{"rows": 3}')
+        os.utime(tmp_path / f"{name}.part", (time.time() - age * 86400,) * 2)
+
+    def fill(array, done):
+        array[:] = 1
+        yield 6
+
+    cached_array(tmp_path, "key", (6,), "int64", fill)
+    assert [path.name for path in tmp_path.glob("*.part")] == ["new.part"]
 
 
 @pytest.mark.parametrize(
