@@ -26,7 +26,7 @@ from fairhead.locate.question import Question
 from fairhead.locate.studies import Edited, layer_matched
 from fairhead.report.form import is_head
 from fairhead.report.markup import fill
-from fairhead.report.wording import head_name, metric_name
+from fairhead.report.wording import head_name, is_share, metric_name
 
 _DRAWS = 40  # control sets of an edit that is answered at once
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
@@ -79,6 +79,7 @@ class Live:
             {
                 "metric": metric,
                 "name": metric_name(metric),
+                "percent": is_share(metric),
                 "before": float(values[0]),
                 "after": float(values[1]),
                 "controls": None if np.isnan(values[2:]).all() else np.nanquantile(values[2:], (0.05, 0.95)).tolist(),
@@ -100,6 +101,7 @@ class Live:
                 {
                     "metric": change.metric,
                     "name": metric_name(change.metric),
+                    "percent": is_share(change.metric),
                     "before": change.a,
                     "after": change.b,
                     "value": change.value,

@@ -183,6 +183,8 @@ def test_the_page_in_a_browser(server, run):
         page.get_by_role("button", name="Prove").click()
         page.get_by_text("Proved.").wait_for()
         assert page.locator("#proved tbody tr").count() > 1
+        accuracy = page.get_by_role("row", name="Accuracy, %").last.inner_text().split("\t")
+        assert all(1 < float(value) <= 100 for value in accuracy[1:3])
         page.get_by_label("Name").fill("from-the-page")
         page.get_by_role("button", name="Save as a model").click()
         page.get_by_text("Saved:").wait_for()
