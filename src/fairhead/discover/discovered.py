@@ -114,7 +114,7 @@ class Discovered(Result):
         where = short_data(data) if ":" in data else "rows given in Python"
         sections: list[Section] = [self._cards(), self._tables()]
         name = str(self.provenance.get("model"))
-        if self.gap is not None:
+        if self.gap is not None and (self.gap.chosen_at is not None or len(self.clusters) > 2):  # else it is all
             about = (
                 f"The pair was selected out of {self.gap.of} on one half of the rows; these figures come from the "
                 "other half, which corrects for selecting the worst."

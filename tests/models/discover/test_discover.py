@@ -264,6 +264,7 @@ def test_the_command_audits_a_model_and_others_take_its_groups(bert, posts, tmp_
     said = capsys.readouterr()
     assert "encode: 400 of 400" in said.err
     assert "Between cluster 1 and cluster 2, EOd is" in said.out
+    assert said.out.count("discovered: gaps") == 1, "two clusters are one pair"
     content = json.loads((tmp_path / "found" / "discovered.json").read_text())
     assert content["agreement"][0]["purity"] > 0.9, "the word “women” is the largest difference between the posts"
     gap = next(e for e in content["gap"]["audit"]["estimates"] if e["metric"] == "EOd")

@@ -62,6 +62,8 @@ class Audited(Section):
 
     def show(self, console: Console) -> None:
         """Print the tables of the audit."""
+        if self.text:  # one of several audits
+            console.print(f"\n{self.title}: {self.text}", markup=False, highlight=False)
         show_audit(console, self.audit, self.rates)
 
     def metric_definitions(self) -> Mapping[str, str]:
