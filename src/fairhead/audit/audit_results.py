@@ -363,18 +363,18 @@ def comparison_verdicts(comparison: Comparison, names: tuple[str, str] = ("A", "
         for word, start in starts.items()
         if word in words
     ]
-    said += [report.Sentence(text, "note") for text in _moved(comparison, asked, turned, b)]
+    said += [report.Sentence(text, "note") for text in _moved(comparison, asked, turned, names)]
     most = sorted(turned, key=lambda p: -abs(p.value or 0.0))[:_MOST_NAMED]
-    return said + [report.Sentence(f"The gap is reversed in {b}: {change_between(p)}.", "bad") for p in most]
+    return said + [report.Sentence(f"The gap is reversed in {b}: {change_between(p, names)}.", "bad") for p in most]
 
 
-def _moved(comparison: Comparison, asked: list[Difference], turned: list[Difference], b: str) -> list[str]:
+def _moved(found: Comparison, asked: list[Difference], turned: list[Difference], names: tuple[str, str]) -> list[str]:
     """Between which groups a gap moved whose size did not change significantly, and whether thin groups are why."""
     moved = [d for d in asked if said_of_difference(d) == GROUPS_MOVED and not any(_is_behind(p, d) for p in turned)]
-    thin = {(e.metric, e.group_by) for e in comparison.a.estimates if "unstable" in e.detail}
-    behind = [p for p in comparison.pairs if p.significant and any(_is_behind(p, d) for d in moved)]
+    thin = {(e.metric, e.group_by) for e in found.a.estimates if "unstable" in e.detail}
+    behind = [p for p in found.pairs if p.significant and any(_is_behind(p, d) for d in moved)]
     clear = [p for p in behind if p.outcome in ("better", "worse")][:_MOST_NAMED]
-    said = [f"Between two groups: {change_between(p)}: {b} {p.outcome}." for p in clear]
+    said = [f"Between two groups: {change_between(p, names)}: {names[1]} {p.outcome}." for p in clear]
     if any((d.metric, d.group_by) in thin for d in moved):
         said.append(f"Groups of fewer than {STABLE_ROWS} rows widen these intervals; min_group leaves them out.")
     return said

@@ -66,7 +66,7 @@ class GapLocated(Located[Evaluation]):
     def title(self) -> str:
         """Of the report."""
         task = f" in the task “{self.question.rows.target}”" if self.question.rows.target else ""
-        return f"Heads that contribute to {self.concept.name}{task}"
+        return f"Heads that contribute to the gap by {self.concept.name}{task}"
 
     @property
     def asked(self) -> str:
@@ -88,7 +88,8 @@ class GapLocated(Located[Evaluation]):
                 if self.effect_map is None
                 else "No head, edited alone in a full forward pass, lowers the gap significantly"
             )
-            return Sentence(f"{what} in the selection half.", "unclear")
+            gap = f"In the other half, the gap in the evidence for {self.evidence} is {self._whole}."
+            return Sentence(f"{what} in the selection half. {gap}", "unclear")
         auc = self.separation.auc
         best = max(self.ranked, key=lambda head: abs(auc.value[head] - 0.5))
         return Sentence(
@@ -97,10 +98,15 @@ class GapLocated(Located[Evaluation]):
             "note" if self.confirmed else "unclear",
         )
 
+    @property
+    def _whole(self) -> str:
+        """The gap of the reporting half."""
+        gap = self.head_map
+        return f"{signed(gap.total)} logits, 95 % interval {signed(gap.total_low)} to {signed(gap.total_high)}"
+
     def _part(self) -> str:
         """The selected heads' part in the gap; as a share where the whole is significant."""
-        gap = self.head_map
-        whole = f"{signed(gap.total)} logits, 95 % interval {signed(gap.total_low)} to {signed(gap.total_high)}"
+        gap, whole = self.head_map, self._whole
         other = "the other half" if self.chosen_here else "the reporting half"
         part = sum(float(gap.value[head]) for head in self.ranked)
         make, add = ("it makes", "it adds") if len(self.ranked) == 1 else ("they make", "they add")

@@ -350,8 +350,8 @@ def between(estimate: Estimate) -> str:
     return " above ".join(dict.fromkeys((*estimate.groups[:1], *estimate.groups[-1:]))) + of_class
 
 
-def change_between(pair: Difference) -> str:
-    """How the signed difference of a rate between two groups changed.
+def change_between(pair: Difference, names: Sequence[str] = ("A", "B")) -> str:
+    """How the signed difference of a rate between two groups changed between two sets of predictions.
 
     Example:
         >>> d = Difference("TPR", "sex", -0.2, 0.17, 0.37, 0.3, 0.44, 900, p=0.001, ideal=0.0, groups=("f", "m"))
@@ -368,7 +368,8 @@ def change_between(pair: Difference) -> str:
     ]
     change, *ends = (scale.number(x or 0.0, signed=True) for x in (pair.value, pair.low, pair.high))
     rate = f"{pair.metric.replace('_', ' ')} by {pair.group_by}"
-    return f"{rate}, {one} {sides[0]} {other} in A and {sides[1]} in B (change {change}, {' to '.join(ends)})"
+    both = f"{sides[0]} {other} in {names[0]} and {sides[1]} in {names[1]}"
+    return f"{rate}, {one} {both} (change {change}, {' to '.join(ends)})"
 
 
 def said_of_difference(difference: Difference) -> str:
