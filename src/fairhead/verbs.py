@@ -123,7 +123,7 @@ def score(
         options: options of the benchmark, such as `prompt` of BBQ.
 
     Example:
-        >>> score("SmolLM2-135M", "crows", "pairs:own.csv")["ss"].value  # doctest: +SKIP
+        >>> score("hub:HuggingFaceTB/SmolLM2-135M", "crows", "pairs:own.csv")["ss"].value  # doctest: +SKIP
         0.61
     """
     from fairhead.language import load_scorer
@@ -315,7 +315,7 @@ def mitigate(
         >>> run = mitigate("vit-8x8", "utkface:UTKFace.zip", "dam", against="erm", out="run")  # doctest: +SKIP
         >>> run.show()  # doctest: +SKIP
         >>> run.model  # doctest: +SKIP
-        >>> mitigate("SmolLM2-135M", "pairs:own.csv", fairhead.KLAAD(), out="klaad").to_frame()  # doctest: +SKIP
+        >>> mitigate("smollm", "pairs:own.csv", fairhead.KLAAD(), out="klaad").to_frame()  # doctest: +SKIP
     """
     from fairhead.bench.grid import PLAN_FIELDS, RUN_PLAN, Method, RunSettings
     from fairhead.bench.one_run import mitigate as run

@@ -7,6 +7,7 @@ import io
 import os
 import re
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -107,7 +108,6 @@ for name, command, epilog in (
     app.command(name, epilog=epilog)(command)
 app.add_typer(lm_app)
 app.add_typer(mitigate.mitigate_app)
-_COMMANDS = [*(command.name for command in app.registered_commands), "lm", "mitigate"]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -115,6 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # what it cannot encode is escaped, not an error
             stream.reconfigure(errors="backslashreplace")
+    warnings.filterwarnings("ignore", "Image size")  # of Pillow; such a picture is an error of ours
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # the command itself prints what users need to know
     given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
@@ -123,8 +124,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = app(args=given, prog_name="fairhead", standalone_mode=False, obj=given)
     except _UsageError as error:
         message = " ".join(error.format_message().split()).rstrip(".")
-        command = f"fairhead {given[0]}" if given[0] in _COMMANDS else "fairhead"
-        _fail(f"{message}; {command} --help explains")
+        command = error.ctx.command_path if error.ctx else "fairhead"
+        _fail(f"{message}; {' '.join(command.split())} --help explains")
     except FairheadError as error:
         _fail(str(error))
     except BrokenPipeError:

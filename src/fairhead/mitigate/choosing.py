@@ -327,8 +327,8 @@ def choice_section(notes: Mapping[str, Any], classes: Sequence[str]) -> list[Sec
         ]
         caption = (
             "Candidates, on rows that none was trained on, in points. Spread: standard deviation of accuracy between "
-            f"clusters, given the class. Cost: loss of accuracy, of which the price allows {notes['price']:g}. Gain: "
-            "plain training's spread, less the candidate's own and its cost"
+            f"clusters, given the class. Cost: loss of accuracy, of which the price allows {notes['price']:g} and a "
+            "standard error. Gain: plain training's spread, less the candidate's own and its cost"
         )
         columns = ("candidate", "accuracy, %", "spread between clusters", "cost ± standard error", "gain", "")
         tables.append((caption, columns, rows))

@@ -133,8 +133,8 @@ def check_text(file: Path, name: str) -> bytes:
 def as_utf8(name: str, encoding: str) -> str:
     """What to do with a file of another encoding."""
     return (
-        f"save it as UTF-8 (iconv -f {encoding} -t utf-8 '{name}' > new.csv), or have the audit read it so: --encoding "
-        f"{encoding} (in Python encoding={encoding!r})"
+        f"save it as UTF-8 (iconv -f {encoding} -t utf-8 '{name}' > new.csv); the audit alone can read it as it is: "
+        f"--encoding {encoding} (in Python encoding={encoding!r})"
     )
 
 

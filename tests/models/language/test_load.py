@@ -176,7 +176,7 @@ def test_the_command_reads_plain_text(folder, tmp_path, capsys):
     [
         (["crows", "--model", "nowhere", "--data", "nowhere.csv"], "nowhere.csv: there is no such file"),
         (["perplexity", "--model", "nowhere", "--data", "nowhere.txt"], "nowhere.txt cannot be read"),
-        (["crows", "--data", "x"], "Missing option '--model'"),
+        (["crows", "--data", "x"], "Missing option '--model'; fairhead lm crows --help explains"),
         (
             ["crows", "--model", "m", "--data", "d", "--limit", "0"],
             "--limit is 0; expected a whole number of at least 1",

@@ -358,7 +358,7 @@ BENCHMARK = Benchmark(
 averaged over heads and queries. Reported: how often the largest gap is on the words that differ, against chance; the
 mean gap there and elsewhere; by kind of bias, layer and head; single pairs token by token.""",
     examples=(
-        "fairhead lm attention --model SmolLM2-135M --data crows:crows_pairs_anonymized.csv --html gap.html",
-        "fairhead lm attention --model SmolLM2-135M --data stereoset:dev.json --layer 12 --json gap.json",
+        "fairhead lm attention --model hub:HuggingFaceTB/SmolLM2-135M --data crows:crows_pairs --html gap.html",
+        "fairhead lm attention --model hub:HuggingFaceTB/SmolLM2-135M --data stereoset:dev.json --layer 12",
     ),
 )

@@ -218,5 +218,5 @@ BENCHMARK = Benchmark(
     sentences=_sentences,
     trained_on=of_templates,
     hides=lambda category: condition_of(category) is None,  # accuracy over both conditions of a category: in JSON
-    examples=("fairhead lm bbq --model SmolLM2-135M --data BBQ --category Age --limit 500 --json bbq.json",),
+    examples=("fairhead lm bbq --model hub:HuggingFaceTB/SmolLM2-135M --data BBQ --category Age --limit 500",),
 )

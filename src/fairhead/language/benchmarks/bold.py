@@ -373,8 +373,8 @@ vectors; with `--classifier`, the labels of a text classifier (toxicity, regard,
 largest mean of a group less the smallest, with an interval over entities, beside what groups shuffled over entities
 would show.""",
     examples=(
-        "fairhead lm bold --model SmolLM2-135M --data bold --lexicons lexicons --out runs --json bold.json",
-        "fairhead lm bold --model SmolLM2-135M --data bold --domain gender --limit 500",
-        "fairhead lm bold --model SmolLM2-135M --data bold --classifier toxicity --classifier-label toxic --out runs",
+        "fairhead lm bold --model hub:HuggingFaceTB/SmolLM2-135M --data bold --lexicons lexicons --out runs",
+        "fairhead lm bold --model hub:HuggingFaceTB/SmolLM2-135M --data bold --domain gender --limit 500",
+        "fairhead lm bold --model fairer --data bold --classifier toxicity --classifier-label toxic",
     ),
 )

@@ -169,5 +169,8 @@ BENCHMARK = Benchmark(
     sentences=more_often("ss", "The more stereotypical sentence is likelier in"),
     trained_on=of_terms,
     pairs=_pairs,
-    examples=("fairhead lm crows --model SmolLM2-135M --data crows_pairs_anonymized.csv --out runs/base",),
+    examples=(
+        "fairhead lm crows --model hub:HuggingFaceTB/SmolLM2-135M --data crows_pairs_anonymized.csv --out runs/base",
+        "fairhead lm crows --model hub:HuggingFaceTB/SmolLM2-135M --data pairs:own.csv --group about --html own.html",
+    ),
 )

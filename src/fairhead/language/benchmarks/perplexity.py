@@ -204,5 +204,5 @@ BENCHMARK = Benchmark(
         "bits_per_byte": Label("bits per byte", share=False),
     },
     headlines=(Figure("perplexity"),),
-    examples=("fairhead lm perplexity --model SmolLM2-135M --data text.txt",),
+    examples=("fairhead lm perplexity --model hub:HuggingFaceTB/SmolLM2-135M --data text.txt",),
 )

@@ -186,5 +186,5 @@ BENCHMARK = Benchmark(
     trained_on=of_terms,
     pairs=_pairs,
     per_token=True,
-    examples=("fairhead lm stereoset --model SmolLM2-135M --data stereoset/dev.json",),
+    examples=("fairhead lm stereoset --model hub:HuggingFaceTB/SmolLM2-135M --data stereoset/dev.json",),
 )

@@ -214,5 +214,5 @@ BENCHMARK = Benchmark(
     by_category=lambda found: [Figure("pro_preferred", group) for group in found.order if group.startswith("type")],
     axes=dict.fromkeys(("", "type1", "type2", *_GENDERS), "gender"),
     sentences=more_often("pro_preferred", "The sentence with the stereotypical pronoun is likelier in"),
-    examples=("fairhead lm winobias --model SmolLM2-135M --data winobias",),
+    examples=("fairhead lm winobias --model hub:HuggingFaceTB/SmolLM2-135M --data winobias",),
 )
