@@ -72,7 +72,8 @@ def read_images(
     Args:
         path: the table, or the folder or archive that holds one; paths in it are relative to its folder. Without a
             table: `cat/1.jpg`, `dog/2.jpg`, or `train/cat/1.jpg` with the part before the class.
-        label: column of the classes; by default label, class, target or y. "none" for rows without, to predict.
+        label: column of the classes; by default label, class, target or y. "none" for rows without, to predict: then
+            any folder of pictures will do.
         groups: columns to audit by; training never sees them. Rows without a value are trained on, and not audited.
         split: column of the parts (train, val or validation, test, or names of your own); by default split, where it
             has these. Without a validation part, that is drawn from the training rows. "random", or without such a
@@ -142,24 +143,24 @@ def _pictures(table: Table, input: str | None, how: _How, source: Source, root: 
 
 
 def _class_folders(source: Source, input: str | None, how: _How) -> Dataset:
-    """Pictures in a folder per class, perhaps below a folder per part."""
+    """Pictures in a folder per class, perhaps below a folder per part; with the label "none", wherever they lie."""
     names = [name for name in source.names if name.lower().endswith(PICTURES)]
     if not names or (source.is_file and not source.is_archive):
         raise source.missing("a table (such as labels.csv) or a folder of pictures per class", "images")
     for option, value in {**how._asdict(), "input": input}.items():
-        if option in ("label", "groups", "id", "person", "input") and value:
+        if option in ("label", "groups", "id", "person", "input") and value and (option, value) != ("label", NO_LABEL):
             raise InputError(
                 f"{source.path}: has no table, so no column for {option}; give the path of a table (labels.csv), or "
                 f"leave {option} out to take each folder for a class"
             )
-    places = [["", "", *name.split("/")] for name in names]
-    lost = [name for name, place in zip(names, places, strict=True) if not place[-2]]
-    if lost:
-        how.skips.errors("in no folder of a class", lost, f"{source.where(lost[0])}: lies in no folder of a class")
-    above = named_parts([place[-3] for place in places]).tolist()
-    cells = {"path": names, "label": [place[-2] for place in places], "id": names, "split": above}
-    if not {"train", "test"} & {*above}:
-        del cells["split"]
+    cells = {"path": names, "id": names}
+    if how.label != NO_LABEL:
+        places = [["", "", *name.split("/")] for name in names]
+        lost = [name for name, place in zip(names, places, strict=True) if not place[-2]]
+        if lost:
+            how.skips.errors("in no folder of a class", lost, f"{source.where(lost[0])}: lies in no folder of a class")
+        cells["label"], above = [place[-2] for place in places], named_parts([place[-3] for place in places]).tolist()
+        cells |= {"split": above} if {"train", "test"} & {*above} else {}
     table = Table(str(source.path), tuple(cells), lambda wanted: cells, lambda: {"path": str(source.path)})
     return _pictures(table, "path", how, source)
 

@@ -206,7 +206,7 @@ def test_celeba_broken_files_are_named(celeba):
     with pytest.raises(InputError, match=r"no target 'Blonde_Hair'.*Did you mean 'Blond_Hair'"):
         read("celeba", celeba, target="Blonde_Hair")
     (celeba / "img_align_celeba/000007.jpg").unlink()
-    with pytest.raises(InputError, match=r"images in list_attr_celeba\.txt are not there, such as 000007\.jpg"):
+    with pytest.raises(InputError, match=r"images in list_attr_celeba\.txt is not there: 000007\.jpg"):
         read("celeba", celeba)
     (celeba / "img_align_celeba/000009.jpg").write_bytes(b"gone bad")
     data = read("celeba", celeba, on_error="skip")
@@ -272,7 +272,7 @@ def test_fairface_reads_its_official_split(fairface, tmp_path):
 
 def test_fairface_broken_files_are_named(fairface):
     (fairface / "val/3.jpg").unlink()
-    with pytest.raises(InputError, match=r"images in the label file are not there, such as val/3\.jpg"):
+    with pytest.raises(InputError, match=r"images in the label file is not there: val/3\.jpg"):
         read("fairface", fairface)
     assert read("fairface", fairface, on_error="skip").skipped == {"image is missing": ("val/3.jpg",)}
     labels = fairface / "fairface_label_val.csv"

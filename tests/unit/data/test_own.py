@@ -266,11 +266,22 @@ def test_a_folder_a_class(tmp_path, packed, with_parts):
         read_labelled(f"images:{root}", groups=["sex"])
 
 
+def test_any_folder_of_pictures_can_be_predicted(tmp_path):
+    for name in ("new.png", "a/b/new.png", "a/old.png"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (4, 4)).save(tmp_path / name)
+    found = read("images", tmp_path, label="none")
+    assert (found.all.ids.tolist(), found.classes) == (["a/b/new.png", "a/old.png", "new.png"], ())
+    assert {*found.split} == {"test"}
+    with pytest.raises(InputError, match="no table, so no column for groups"):
+        read("images", tmp_path, label="none", groups=["sex"])
+
+
 def test_pictures_that_are_missing_or_broken_are_counted_or_refused(pictures):
     (pictures / "photos/b/0.png").unlink()
     (pictures / "photos/a/1.png").write_bytes(b"nonsense")
     path = f"images:{pictures / 'labels.csv'}"
-    lost = r"1 of the 40 images in .*labels.csv are not there, such as photos/b/0.*, looked for in /"
+    lost = r"1 of the 40 images in .*labels.csv is not there: photos/b/0.*, looked for in /"
     with pytest.raises(InputError, match=lost):
         read_labelled(path, label="smiling")
     data = read_labelled(path, label="smiling", on_error="skip")
@@ -565,7 +576,7 @@ def test_a_class_has_no_name_as_long_as_a_text():
 
 def test_pictures_that_are_urls_are_to_be_downloaded(tmp_path):
     path = write(tmp_path / "labels.csv", [{"path": "https://x.org/a.jpg", "label": "x"}])
-    with pytest.raises(InputError, match=r"not there, such as https:/.*a URL: download the pictures first"):
+    with pytest.raises(InputError, match=r"not there: https:/.*a URL: download the pictures first"):
         read("images", path)
 
 
