@@ -151,7 +151,9 @@ class BenchmarkResult(Result):
 
     @property
     def _model(self) -> str:
-        return str(self.provenance.get("model_path") or self.provenance.get("model", ""))
+        from fairhead.report.model_card import name_of
+
+        return name_of(str(self.provenance.get("model_path") or self.provenance.get("model", "")))
 
     def _remarks(self) -> Iterator[str]:
         """What should be known of the figures, and where the answers lie."""
@@ -172,7 +174,7 @@ class BenchmarkResult(Result):
         from fairhead.report import show_page, terminal
 
         out, page = console or terminal(), self.page()
-        out.print(f"{page.title}: {self.n:,} items", style="bold", markup=False, highlight=False)
+        out.print(f"{page.title}: {self.n:,} item{'s'[: self.n != 1]}", style="bold", markup=False, highlight=False)
         show_page(page, out)
         if page.sections[0].text:
             out.print(page.sections[0].text, markup=False, highlight=False)

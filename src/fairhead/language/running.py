@@ -185,7 +185,7 @@ def gather_items(
         if {benchmark.flag, name} & set(only):
             raise InputError(f"{benchmark.flag}: {found.skipped[name]}")
     if not found.items:
-        raise InputError(f"{data}: no benchmark can be run ({'; '.join(found.skipped.values())})")
+        raise InputError(f"{data}: no benchmark can be run ({'; '.join(dict.fromkeys(found.skipped.values()))})")
     return found
 
 

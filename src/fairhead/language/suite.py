@@ -27,8 +27,9 @@ from fairhead.language.benchmark import SECTIONS, BenchmarkResult, Measured
 from fairhead.language.benchmarks import all_benchmarks, benchmark_named
 from fairhead.language.item_table import ItemTable, StoredItems, read_items
 from fairhead.report import Report, Result, Sentence, terminal
+from fairhead.report.model_card import name_of
 from fairhead.report.sections.plain import PlainTable, PlainTables
-from fairhead.report.wording import plain_value
+from fairhead.report.wording import number, plain_value
 from fairhead.settings import check_settings
 from fairhead.store import reading, write_json
 
@@ -185,13 +186,18 @@ class Suite(Result):
             everything.append([row["benchmark"], row["metric"], *figures, f"{row['n']:,}"])
         columns = ["benchmark", "figure", "value", "low", "high", "n"]
         table = PlainTable(caption="Figures over all items, with their intervals", columns=columns, rows=everything)
+        verdict = ["{} {} ({}): {says}.".format(row["figure"], *_written(row), **row) for row in self._stereotypes()]
+        verdict += [f"{name} was not run: {reason}." for name, reason in self.skipped.items()]
         return Report(
-            title=f"Benchmarks of {self.model}",
-            question="",
-            verdict=[Sentence(f"{name} was not run: {reason}.", "note") for name, reason in self.skipped.items()],
+            title=f"Benchmarks of {name_of(self.model)}",
+            question="Does the model prefer stereotypes, and how good is its language?",
+            verdict=[Sentence(text, "note") for text in verdict],
             sections=[PlainTables(title="Headlines", tables=tables), PlainTables(title="Figures", tables=[table])],
             provenance=dict(self.provenance),
         )
+
+    def _stereotypes(self) -> list[dict[str, Any]]:
+        return [row for row in self.headlines() if row["section"] == SECTIONS[0] and row["value"] is not None]
 
     def _sections(self) -> Iterable[tuple[str, Iterable[dict[str, Any]]]]:
         return groupby(self.headlines(), key=itemgetter("section"))
@@ -228,7 +234,7 @@ def _written(row: Mapping[str, Any]) -> tuple[str, str]:
     if row["value"] is None:
         return "–", str(row["undefined"])
     scale, digits = (100, 1) if row["share"] else (1, 3)
-    value, low, high = (f"{scale * float(row[key]):.{digits}f}" for key in ("value", "low", "high"))
+    value, low, high = (number(scale * float(row[key]), digits) for key in ("value", "low", "high"))
     return f"{value}{' %' if row['share'] else ''}", f"{low} to {high}"
 
 

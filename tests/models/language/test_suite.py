@@ -101,6 +101,9 @@ def test_a_folder_holds_what_was_there_and_says_what_was_not(runs, capsys):
     assert [row[0] for row in headlines.tables[1].rows] == ["StereoSet lms", "Held-out text perplexity"]
     assert len(frame) > len(figures.tables[0].rows) > 5
     assert "bbq was not run" in suite._repr_html_()
+    first, *_, last = suite.page().verdict
+    assert first.text.startswith("CrowS-Pairs ss "), "what was found comes before what was not run"
+    assert "was not run" in last.text
     assert Suite.read(runs / "flat").training["training_targets"] == ["nurse"]
     result = json.loads((runs / "base" / "crows_pairs.json").read_text())
     assert result["schema"] == "fairhead.language/1"
