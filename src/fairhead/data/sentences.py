@@ -95,7 +95,7 @@ def read_pairs(
         ids, kinds, directions = table.ids(key), table.names(kind, "all"), table.optional(which, "stereo")
         languages, terms = table.names(of, ""), table.optional(named, "")
         if language is not None and (language := composed(language)) not in languages:
-            known = ", ".join(sorted({*languages} - {""})) or "no column of languages"
+            known = ", ".join(sorted({*languages} - {""})) or "no column called language or lang"
             raise InputError(f"{table.name} has no row of the language {language!r}; it has {known}")
         if language is None and len({*languages}) > 1:
             kinds = [f"{kind} ({one})" if one else kind for kind, one in zip(kinds, languages, strict=True)]

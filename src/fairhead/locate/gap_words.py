@@ -195,7 +195,8 @@ class GapLocated(Located[Evaluation]):
             f"{'the other ' if self.chosen_here else ''}{n[1]} {noun}. Edits were learned on {learned}."
         )
         if self.spans or self.extremes:
-            text += f" TextSpan and the {noun} at the ends of a head's axis use all {sum(n)}, without groups."
+            used = ["TextSpan"] * bool(self.spans) + [f"the {noun} at the ends of a head's axis"] * bool(self.extremes)
+            text += f" All {sum(n)}, without groups, are used for {' and for '.join(used)}."
         return text
 
     def maps(self) -> dict[str, Section]:
