@@ -32,6 +32,8 @@ _STACKED_WIDTH = 14
 _SPACE = 2
 # Below this width, names share a column, and the comparison leaves out the minimum detectable effect.
 _NARROW = 80
+# What the other columns of a comparison take on such a terminal.
+_REST = 60
 # From this width on, a difference and its interval stand on one line.
 _WIDE = 100
 # From this width on, names and verdicts are as wide as they need.
@@ -56,7 +58,7 @@ def show_audit(console: Console, audit: AuditFigures, wanted: Sequence[str] = ()
     for group_by, of_column in audit.groups().items():
         console.print()
         rows, n_hidden = _shown_groups(of_column)
-        word = _longest_word([group_by, *(row.group for row in rows)], console.width)
+        word = _longest_word([group_by, *(row.group for row in rows)], console.width // 3)
         left = console.width - (word + _SPACE + max(len(f"{row.n:,}") for row in rows))
         stacked = max(1, left // _STACKED_WIDTH)
         room = max(left // _RATE_WIDTH, min(4, stacked))
@@ -84,9 +86,12 @@ def show_comparison(console: Console, comparison: ComparisonFigures) -> None:
     table = _table(f"B − A, {paired}, {rows} rows, {100 * comparison.level:g} % intervals")
     narrow, roomy = console.width < _NARROW, console.width >= _WIDE
     longest = None if console.width >= _ROOM_FOR_WORDS else len("significant")
+    # A long name of a column shares a column with the metrics, so that it is not broken.
+    word = _longest_word((f"({d.group_by})" for d in comparison.differences), console.width - _REST)
+    shared = narrow or (longest is not None and word > longest)
     # Just so wide: a least width that other columns do not give way to pushes the last one over the edge.
-    table.add_column("metric", overflow="fold", width=longest)
-    if not narrow:
+    table.add_column("metric", overflow="fold", width=max(longest, word) if longest and shared else longest)
+    if not shared:
         table.add_column("by", overflow="fold")
     for title in ("A", "B", "B − A", "p adj.") if narrow else ("A", "B", "B − A", "MDE", "p adj."):
         wide = (11 if narrow else _INTERVAL_WIDTH if console.width < _WIDE else 25) if title == "B − A" else None
@@ -98,7 +103,7 @@ def show_comparison(console: Console, comparison: ComparisonFigures) -> None:
         style = {"B better": "green", "B worse": "red"}.get(word, "")
         metric, by = _metric_name(d.metric), escape(d.group_by or "all rows")
         table.add_row(
-            *([f"{metric} ({by})"] if narrow else [metric, by]),
+            *([f"{metric} ({by})"] if shared else [metric, by]),
             _number(d.metric, d.a) + (_attained(comparison.a, d) if roomy else ""),
             _number(d.metric, d.b) + (_attained(comparison.b, d) if roomy else ""),
             _with_interval(d.metric, d.value, d.low, d.high),
@@ -167,9 +172,9 @@ def _table(title: str) -> Table:
     )
 
 
-def _longest_word(names: Iterable[str], width: int) -> int:
-    """How wide a column must be so that no word of these names is broken; at most a third of the terminal."""
-    return min(width // 3, max((cell_len(word) for name in names for word in name.split()), default=1))
+def _longest_word(names: Iterable[str], most: int) -> int:
+    """How wide a column must be, at most, so that no word of these names is broken."""
+    return min(most, max((cell_len(word) for name in names for word in name.split()), default=1))
 
 
 def _group_table(

@@ -117,6 +117,11 @@ def test_no_name_of_a_group_or_of_its_column_is_broken(width):
     show_audit(console, fairhead.audit(Records.from_arrays(label, label, groups=groups), metrics=["DP"], n_boot=100))
     table = console.file.getvalue().partition("gaps in points")[0].partition("intervals")[2]
     assert {"perceived_gender", "not-Hispanic-or-Latino", "Hispanic"} <= {*table.split()}
+    console, same = Console(file=io.StringIO(), width=width), Records.from_arrays(label, label, groups=groups)
+    fairhead.compare(same, same, n_boot=100, n_perm=100).show(console)
+    table = console.file.getvalue().partition("paired")[2].partition("p adj.:")[0]
+    assert "(perceived_gender)" in table.split()
+    assert max(map(len, table.splitlines())) <= width
 
 
 def test_a_table_without_gaps_does_not_explain_them():
