@@ -87,10 +87,10 @@ def show_comparison(console: Console, comparison: ComparisonFigures) -> None:
     narrow, roomy = console.width < _NARROW, console.width >= _WIDE
     longest = None if console.width >= _ROOM_FOR_WORDS else len("significant")
     # A long name of a column shares a column with the metrics, so that it is not broken.
-    word = _longest_word((f"({d.group_by})" for d in comparison.differences), console.width - _REST)
-    shared = narrow or (longest is not None and word > longest)
+    named = _longest_word((f"({d.group_by})" for d in comparison.differences), console.width - _REST)
+    shared = narrow or (longest is not None and named > longest)
     # Just so wide: a least width that other columns do not give way to pushes the last one over the edge.
-    table.add_column("metric", overflow="fold", width=max(longest, word) if longest and shared else longest)
+    table.add_column("metric", overflow="fold", width=max(longest, named) if longest and shared else longest)
     if not shared:
         table.add_column("by", overflow="fold")
     for title in ("A", "B", "B − A", "p adj.") if narrow else ("A", "B", "B − A", "MDE", "p adj."):
