@@ -157,7 +157,7 @@ def choose(results: Sequence[CandidateResult], at_any_price: bool = False) -> Ca
 
 
 def share_of_groups(points: Tensor, centres: Tensor, labels: Tensor) -> float | None:
-    """The share of the rows that lie, within their class, in one of two groups; None where all cells are too small.
+    """The share of the rows that lie, within their class, in one of two groups; None where too few rows show it.
 
     Of each class and each two clusters, the rows whose nearest centres are these two are looked at. Their means on
     both sides must be `APART` standard deviations from each other (Mahalanobis, less what noise alone gives), not
@@ -169,6 +169,8 @@ def share_of_groups(points: Tensor, centres: Tensor, labels: Tensor) -> float | 
         labels: [n].
     """
     points, labels = points.double(), labels.unique(return_inverse=True)[1]
+    if len(centres) < 2:  # all rows have the same features
+        return None
     nearest = torch.cdist(points, centres.double()).topk(2, dim=1, largest=False).indices  # [n, 2]
     pair = nearest.sort(1).values
     sides: list[tuple[Tensor, Tensor]] = []  # rows
@@ -283,7 +285,9 @@ def _cluster_texts(notes: Mapping[str, Any]) -> list[str]:
     agreement = f"those of two halves of the rows agree with an adjusted Rand index of {stability or 0:.2f}"
     if notes.get("not balanced"):
         left_out = " and ".join(NAMES[name] for name in notes["not balanced"])
-        if stability is not None and stability < STABLE:
+        if len(clusters["rows"]) < 2:
+            why = "All rows have the same features when these are scaled to unit length"
+        elif stability is not None and stability < STABLE:
             why = f"The clusters are hardly more stable than chance ({agreement}; {STABLE:g} is required)"
         elif _told_by_clusters(clusters) >= 0.9:
             why = "The clusters are nearly the classes (try another encoder: --option encoder=...)"

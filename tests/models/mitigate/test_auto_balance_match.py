@@ -354,6 +354,17 @@ def test_clusters_of_nothing_are_not_balanced_on():
     assert (notes["kept"], notes["not balanced"]) == ("plain", ["balance"])
 
 
+def test_rows_that_all_have_the_same_features_are_not_balanced_on():
+    """Of unit length, one positive column is the same number in every row."""
+    rng = np.random.default_rng(0)
+    labels = torch.tensor(rng.integers(0, 2, 200))
+    train = Examples({FEATURES: torch.tensor(rng.uniform(1, 9, (200, 1))).float()}, labels)
+    notes = run(Reduce(("plain", "balance")), heads(train), train, train, TrainingPlan(device="cpu")).notes
+    assert (notes["clusters"]["count"], notes["kept"], notes["not balanced"]) == (1, "plain", ["balance"])
+    (said,) = choice_verdict(notes)[1:]
+    assert said.text.startswith("All rows have the same features")
+
+
 def test_what_costs_too_much_is_not_chosen():
     rng = np.random.default_rng(0)
     labels, clusters = rng.integers(0, 2, 2000), rng.integers(0, 2, 2000)
