@@ -242,7 +242,7 @@ class ARL:
     def train(self, job: Job) -> nn.Module:
         """One stage with both networks."""
         pair = fresh_pair(job, None if self.adversary is None else _adversary(job, self.adversary))
-        job.fit("training with an adversary", pair, loss=_AdversarialLoss(self))
+        job.fit("training with an adversary", pair, loss=_AdversarialLoss(self, job.plan.batch_size))
         return pair.first
 
 
@@ -261,17 +261,18 @@ def _adversary(job: Job, name: str) -> Callable[[], nn.Module]:
 
 
 class _AdversarialLoss:
-    def __init__(self, config: ARL) -> None:
-        self.config, self.steps = config, torch.zeros(())  # a tensor: a step that is recorded and replayed counts too
+    def __init__(self, config: ARL, batch_size: int) -> None:
+        # Of rows, as a batch may come in pieces; a tensor, as a step that is recorded and replayed counts too
+        self.config, self.pretrain, self.seen = config, config.pretrain * batch_size, torch.zeros(())
 
     def __call__(self, output: PairOutput, labels: Tensor, rows: Tensor) -> Tensor:
         losses = gathered(row_losses(output.logits, labels))
         assert output.second is not None
         asked = labels if self.config.uses_label else torch.zeros_like(labels)
         weights = adversarial_weights(gathered(output.second.float().gather(1, asked[:, None])[:, 0]))
-        self.steps = self.steps.to(rows.device)
-        self.steps += 1
-        weights = torch.where(self.steps <= self.config.pretrain, torch.ones_like(weights), weights)
+        self.seen = self.seen.to(rows.device)
+        self.seen += len(losses)
+        weights = torch.where(self.seen <= self.pretrain, torch.ones_like(weights), weights)
         learner = (weights.detach() * losses).mean()
         fixed = losses.detach() if self.config.adversary_loss == "plain" else (weights * losses).detach()
         adversary = (weights * fixed).mean()

@@ -13,10 +13,10 @@ from transformers import ViTConfig, ViTForImageClassification
 from fairhead.errors import InputError
 from fairhead.mitigate import DAM, METHODS, Trained, attach, method, names, run
 from fairhead.mitigate.auto_balance_match import Reduce
-from fairhead.mitigate.references import run_with_attributes
+from fairhead.mitigate.references import group_losses, run_with_attributes
 from fairhead.mitigate.two_stages import JTT
 from fairhead.train import TrainingPlan
-from fairhead.train.fitting import predict
+from fairhead.train.fitting import LAST_EPOCH, predict
 from fairhead.train.step import Examples
 
 QUICK = TrainingPlan(epochs=2, batch_size=16, learning_rate=1e-3)
@@ -309,6 +309,27 @@ def test_a_teacher_of_another_kind_can_be_given(task):
     assert Wide.built == 1
     assert type(trained.model) is SmallNet
     assert [stage.name for stage in trained.stages] == ["teacher", "soft labels", "student"]
+
+
+def test_an_adversary_that_waits_counts_steps_and_not_pieces_of_batches():
+    """For all six steps: so the learner is trained plainly."""
+    how = {"plan": replace(QUICK, accumulate=2), "selection": LAST_EPOCH}
+    plain, waiting = (train_any(one, **how).model for one in (method("erm"), method("arl", pretrain=6)))
+    for one, other in zip(plain.parameters(), waiting.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_an_adversary_grows_by_steps_and_not_by_pieces_of_batches(monkeypatch):
+    strengths: list[float] = []
+    kept = group_losses.reversed_gradient
+    monkeypatch.setattr(
+        group_losses, "reversed_gradient", lambda x, by: strengths.append(float(by.detach())) or kept(x, by)
+    )
+    for pieces in (1, 2):
+        train_any(method("tadet"), plan=replace(QUICK, accumulate=pieces))
+    whole, halves = strengths[:6], strengths[6:]
+    assert halves[::2] == pytest.approx(whole)
+    assert max(halves) < 0.9999
 
 
 def test_jtt_pays_for_the_rows_it_repeats(task):

@@ -98,7 +98,7 @@ def test_the_robust_gradient_is_the_weighted_one():
 
 def test_arl_goes_down_for_the_learner_and_up_for_the_adversary():
     learner, scores, labels = some_logits(), some_logits(seed=1), torch.tensor([0, 1, 2, 0, 1, 2])
-    loss = _AdversarialLoss(method("arl", pretrain=0))
+    loss = _AdversarialLoss(method("arl", pretrain=0), 6)
     value = loss(PairOutput(learner, scores), labels, torch.arange(6))
     losses = cross_entropy(learner, labels, reduction="none")
     chance = scores.gather(1, labels[:, None])[:, 0].sigmoid()
@@ -111,7 +111,7 @@ def test_arl_goes_down_for_the_learner_and_up_for_the_adversary():
 
 def test_arl_waits_for_its_adversary():
     learner, scores, labels = some_logits(), some_logits(seed=1), torch.tensor([0, 1, 2, 0, 1, 2])
-    loss = _AdversarialLoss(method("arl", pretrain=1))
+    loss = _AdversarialLoss(method("arl", pretrain=1), 6)
     first = loss(PairOutput(learner, scores), labels, torch.arange(6))
     assert first.item() == pytest.approx(cross_entropy(learner, labels).item())
     assert torch.autograd.grad(first, scores)[0].abs().max() == 0

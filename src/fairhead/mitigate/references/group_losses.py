@@ -171,7 +171,8 @@ class TADeT(Reference):
     def train_with(self, job: JobWithAttributes) -> nn.Module:
         """One stage."""
         groups, width = job.groups_train, int(job.groups_train.max()) + 1
-        steps = job.plan.epochs * (len(job.train) // job.plan.batch_size)
+        # Each step runs once for each piece of its batch.
+        steps = job.plan.epochs * (len(job.train) // job.plan.batch_size) * job.plan.accumulate
         with second_head(job, lambda head: _Adversary(head.in_features, width, self.adversary, steps)) as both:
             assert isinstance(both.second, _Adversary)
             with Tap(both.first, layers=self.layer) as tap:
