@@ -124,20 +124,22 @@ class Job:
     ) -> Fit:
         """Train through the loop and count it as a stage; what is not given is the job's.
 
-        A linear head is solved for exactly, unless a loss or a sampler asks for the loop.
+        A linear head is solved for exactly, unless a loss, a sampler or a number of epochs asks for the loop.
         """
-        stage, plan = self.stage_name or stage, plan or self.plan
-        validation = self.validation if validation is None else validation
-        if isinstance(model, LinearHead) and loss is None and sampler is None and train is None:
-            done = fit_linear(model, self.train, validation, plan, self.weights, self.offsets)
+        stage, solved = self.stage_name or stage, plan is None and loss is None and sampler is None
+        validation, plan = self.validation if validation is None else validation, plan or self.plan
+        weights, offsets = (self.weights, self.offsets) if train is None else (None, None)
+        train = self.train if train is None else train
+        if solved and isinstance(model, LinearHead):
+            done = fit_linear(model, train, validation, plan, weights, offsets)
         else:
-            if self.weights is not None and sampler is None and train is None:
-                sampler = WeightedRandomSampler(self.weights.tolist(), len(self.weights), generator=self.generator())
-            if self.offsets is not None and train is None:
-                loss = Adjusted(self.offsets, loss)
+            if weights is not None and sampler is None:
+                sampler = WeightedRandomSampler(weights.tolist(), len(weights), generator=self.generator())
+            if offsets is not None:
+                loss = Adjusted(offsets, loss)
             done = fit(
                 model,
-                self.train if train is None else train,
+                train,
                 validation,
                 plan,
                 self.on_epoch,

@@ -86,6 +86,24 @@ def test_offsets_are_given_and_not_learnt():
     assert shown[1] < shown[0] / 4
 
 
+@pytest.mark.parametrize("name", ["jtt", "eiil", "spare"])
+def test_a_stage_of_a_number_of_epochs_takes_them_on_a_head_too(name):
+    train, _ = hidden_group(640, 0.9, seed=0)
+    stage = run(method(name), heads(train), train, train, TrainingPlan(epochs=2, device="cpu")).stages[0]
+    assert stage.steps == 10  # one epoch of batches of 64
+
+
+def test_afr_begins_with_plain_training_as_it_is_elsewhere():
+    train, _ = hidden_group(640, 0.9, seed=0)
+    plan = TrainingPlan(epochs=2, device="cpu", weight_decay=0.05)
+    model = run(method("afr", gamma=0.0, steps=1, learning_rate=1e-9), heads(train), train, train, plan).model
+    order = torch.randperm(640, generator=torch.Generator().manual_seed(0))
+    plain = heads(train)()
+    first = train.take(order[128:])
+    solve(plain, first.inputs[FEATURES], first.labels, penalty=0.05)
+    torch.testing.assert_close(model.last.weight, plain.last.weight, atol=1e-6, rtol=0)
+
+
 def test_a_head_is_saved_loaded_and_folded_into_one_layer(tmp_path):
     train, _ = hidden_group(200, 0.5, seed=1)
     features = torch.cat([train.inputs[FEATURES], torch.ones(200, 1)], 1)  # a constant column
