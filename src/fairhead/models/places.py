@@ -4,6 +4,7 @@ A model is a folder, a name of the Hugging Face hub in the local cache, or a LoR
 are a configuration, a tokenizer or an image processor, and digests of the rows that the model was trained on.
 """
 
+import inspect
 import json
 import logging
 import os
@@ -120,8 +121,9 @@ def _layers(config: dict[str, Any]) -> Iterator[Any]:
 
 
 def tokenizer_of(place: Place) -> Any:
-    """The tokenizer beside a model."""
-    from transformers import AutoTokenizer
+    """The tokenizer beside a model; transformers has one for BERT and DistilBERT, which takes no token types."""
+    import transformers
+    from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
     files = "tokenizer.json", "tokenizer_config.json"
     folder, config = place.holding(*files), read_json(place.folder / "config.json")
@@ -130,13 +132,16 @@ def tokenizer_of(place: Place) -> Any:
             f"{place.name} is a {config.get('model_type')} model, which reads pictures; texts need an encoder such as "
             "BERT or RoBERTa"
         )
-    found = read_beside(place, "the tokenizer", AutoTokenizer, folder)
+    found = read_beside(place, "the tokenizer", transformers.AutoTokenizer, folder)
     # Without files, transformers makes a tokenizer of special tokens alone, or with SentencePiece's space: no word.
     if {*found.get_vocab()} <= {*found.all_special_tokens, "▁"}:
         raise InputError(
             f"{place.name} has no tokenizer: expected tokenizer.json beside {place.folder / 'config.json'}. Copy the "
             "tokenizer's files from the model that this one was trained from (tokenizer.save_pretrained)"
         )
+    model = getattr(transformers, str(MODEL_MAPPING_NAMES.get(str(config.get("model_type")))), None)
+    if model is not None and "token_type_ids" not in inspect.signature(model.forward).parameters:
+        found.model_input_names = [name for name in found.model_input_names if name != "token_type_ids"]
     return found
 
 

@@ -431,6 +431,16 @@ def test_features_of_a_classifier_do_not_pass_a_random_pooler(tmp_path):
     torch.testing.assert_close(output.last_hidden_state, wanted)
 
 
+@pytest.mark.parametrize(("family", "types"), [("Bert", True), ("DistilBert", False)])
+def test_a_tokenizer_gives_what_the_model_takes(family, types, tmp_path):
+    getattr(hf, f"{family}Config")().save_pretrained(tmp_path)
+    vocabulary = {token: i for i, token in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good"])}
+    hf.BertTokenizer(vocab=vocabulary).save_pretrained(tmp_path)
+    given = tokenizer_of(find(tmp_path))("good good")
+    assert ("token_type_ids" in given) == types
+    assert given["input_ids"] == [2, 5, 5, 3]
+
+
 def test_a_tower_is_read_as_it_is_named(tmp_path):
     torch.manual_seed(0)
     towers = {**TOWERS, "vision_config": {**TOWERS["vision_config"], "projection_dim": 16}}
