@@ -151,13 +151,17 @@ class Recipe:
         config = config_of(place)
         family, settings = str(config.model_type), dict(labels)
         name = {"image": "AutoModelForImageClassification", "text": "AutoModelForSequenceClassification"}[kind]
-        if kind == "image" and family in _TOWERS_ALONE:
+        tower = _TOWERS_ALONE.get(family) if kind == "image" else None
+        if tower is not None:
             # A tower on its own: the family's classifier wants it inside a configuration of both.
-            name = f"{_TOWERS_ALONE[family]}ForImageClassification"
-            both = getattr(transformers, f"{_TOWERS_ALONE[family]}Config")
-            settings = {"config": both(vision_config=config.to_dict(), **labels)}
-        how = {"fresh_head": True, "pass_through": head_only, **settings}
-        model = read_weights(place, getattr(transformers, name), torch.float32, **how)
+            name = f"{tower}ForImageClassification"
+            settings = {"config": getattr(transformers, f"{tower}Config")(vision_config=config.to_dict(), **labels)}
+        if config.architectures == [f"{tower}VisionModel"]:  # saved without the name that it has in the classifier
+            model = getattr(transformers, name)(settings["config"])
+            model.vision_model = read_weights(place, type(model.vision_model), torch.float32)
+        else:
+            how = {"fresh_head": True, "pass_through": head_only, **settings}
+            model = read_weights(place, getattr(transformers, name), torch.float32, **how)
         # Classifiers of language models look for the last token before the padding; encoders read the first.
         padding = getattr(model.config.get_text_config(), "pad_token_id", None)
         if kind == "text" and family in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and padding is None:

@@ -441,6 +441,19 @@ def test_a_tokenizer_gives_what_the_model_takes(family, types, tmp_path):
     assert given["input_ids"] == [2, 5, 5, 3]
 
 
+@pytest.mark.parametrize("family", ["CLIP", "Siglip"])
+def test_a_tower_saved_alone_gets_a_classifier(family, tmp_path):
+    tower = getattr(hf, f"{family}VisionModel")(getattr(hf, f"{family}VisionConfig")(**TOWERS["vision_config"]))
+    tower.eval().save_pretrained(tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text('{"size": 8}')
+    model = Recipe(f"path:{tmp_path}", ("no", "yes")).build("image", 0)
+    model.save_pretrained(tmp_path / "saved")
+    pixels = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    for found in (model, open_model(tmp_path / "saved").model):
+        hidden = found.eval().vision_model(pixels).last_hidden_state
+        torch.testing.assert_close(hidden, tower(pixels).last_hidden_state)
+
+
 def test_a_tower_is_read_as_it_is_named(tmp_path):
     torch.manual_seed(0)
     towers = {**TOWERS, "vision_config": {**TOWERS["vision_config"], "projection_dim": 16}}
