@@ -9,5 +9,5 @@ import fairhead
 
 folder = sys.argv[1] if len(sys.argv) > 1 else "trained"
 trainer = Trainer(classifier(), arguments(folder), train_dataset=rows("train", 0.9), eval_dataset=rows("test", 0.5))
-trainer.add_callback(fairhead.AuditCallback(trainer, groups=["shade"]))  # the added line
+trainer.add_callback(fairhead.AuditCallback(trainer, groups=["shade"], metrics=["EOd", "accuracy"]))  # the added line
 trainer.train()

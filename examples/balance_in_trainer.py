@@ -19,5 +19,5 @@ weights = balance_weights(features, torch.tensor([row["labels"] for row in train
 
 trainer = Trainer(classifier(), arguments(folder), train_dataset=train, eval_dataset=rows("test", 0.5))
 draw_by_weight(trainer, weights)
-trainer.add_callback(fairhead.AuditCallback(trainer, groups=["shade"]))
+trainer.add_callback(fairhead.AuditCallback(trainer, groups=["shade"], metrics=["EOd", "accuracy"]))
 trainer.train()

@@ -27,5 +27,5 @@ print(f"training rows and rows of use differ: {matched.differ} (p {matched.p:.2g
 
 trainer = Trainer(classifier(), arguments(folder), train_dataset=train, eval_dataset=rows("test", 0.5))
 draw_by_weight(trainer, matched.weights)
-trainer.add_callback(fairhead.AuditCallback(trainer, groups=["shade"]))
+trainer.add_callback(fairhead.AuditCallback(trainer, groups=["shade"], metrics=["EOd", "accuracy"]))
 trainer.train()
