@@ -313,10 +313,10 @@ class LinearHead(PreTrainedModel):
         """Zero weights; mean and scale are those of `features`, [n, D]."""
         check_features(features, "training")
         head = cls(LinearHeadConfig(features.shape[1], id2label=dict(enumerate(classes))))
-        scale = features.float().std(0)
+        scale, largest = features.float().std(0), features.float().abs().amax(0)
         head.mean.copy_(features.float().mean(0))
-        # A column that is constant says nothing: whatever it is divided by, its weight stays at zero.
-        head.scale.copy_(torch.where(scale > 1e-6, scale, 1.0))
+        # A column that is constant but for rounding says nothing: divided by 1, its weight stays near zero.
+        head.scale.copy_(torch.where(scale > 1e-6 * largest, scale, 1.0))
         return head
 
     def standardised(self, features: Tensor) -> Tensor:

@@ -74,6 +74,18 @@ def test_the_head_is_scikit_learns_weighted_regression(classes):
     np.testing.assert_allclose(ours, peer.predict_proba(standard), atol=2e-3)
 
 
+@pytest.mark.parametrize("unit", [1e-9, 1e9])
+def test_the_unit_of_the_features_plays_no_part(unit):
+    train, _ = hidden_group(400, 0.9, seed=0)
+    given = train.inputs[FEATURES]
+    answered = []
+    for features in (given, torch.cat([unit * given, torch.full((400, 1), 0.1)], 1)):
+        head = LinearHead.of(features, ("no", "yes"))
+        solve(head, features, train.labels, penalty=0.05)
+        answered.append(head(features).logits.softmax(-1))
+    torch.testing.assert_close(*answered, atol=1e-3, rtol=0)
+
+
 def test_offsets_are_given_and_not_learnt():
     """With log-odds of the group as offsets, the head has no use for a feature that shows the group alone."""
     train, group = hidden_group(4000, 0.9, seed=0)
