@@ -294,7 +294,7 @@ def test_rows_are_drawn_until_label_and_group_are_independent():
         def train_fresh(self, stage):
             seen["weights"] = self.weights
 
-    method("group_balanced").train_with(Noting())
+    method("group_balanced").train(Noting())
     drawn = torch.multinomial(seen["weights"], 50 * 800, replacement=True, generator=torch.Generator().manual_seed(0))
     table = np.zeros((2, 2))
     np.add.at(table, (labels[drawn].numpy(), groups[drawn].numpy()), 1)

@@ -3,7 +3,6 @@
 They are fenced off: `fairhead.mitigate.run` refuses them, and each is marked `uses_groups`.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -26,20 +25,10 @@ class JobWithAttributes(Job):
     groups_validation: Tensor  # [rows of validation]
 
 
-class Reference(ABC):
-    """A method that trains with the groups."""
+class Reference:
+    """A method that trains with the groups: its `train` takes a `JobWithAttributes`."""
 
     uses_groups: ClassVar[bool] = True
-
-    def train(self, job: Job) -> nn.Module:
-        """As any method does, with a job that has groups."""
-        if not isinstance(job, JobWithAttributes):
-            raise InputError(f"{type(self).__name__} needs the groups: use fairhead.mitigate.references")
-        return self.train_with(job)
-
-    @abstractmethod
-    def train_with(self, job: JobWithAttributes) -> nn.Module:
-        """Train through `job.fit` and return the model."""
 
 
 def run_with_attributes(

@@ -53,7 +53,7 @@ class DSA(Reference):
 
     priors: ClassVar[Mapping[str, Prior]] = {"weight": LogUniform(-1, 1)}
 
-    def train_with(self, job: JobWithAttributes) -> nn.Module:
+    def train(self, job: JobWithAttributes) -> nn.Module:
         """Two models, and the attack on the first."""
         pixels = job.train.inputs.get("pixel_values")
         if pixels is None or pixels.dim() != 4:

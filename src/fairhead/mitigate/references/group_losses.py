@@ -41,7 +41,7 @@ class GroupDRO(Reference):
 
     priors: ClassVar[Mapping[str, Prior]] = {"step_size": LogUniform(-3, -1)}
 
-    def train_with(self, job: JobWithAttributes) -> nn.Module:
+    def train(self, job: JobWithAttributes) -> nn.Module:
         """One stage."""
         cells = cell_numbers(job.train.labels, job.groups_train)
         return job.group_dro("training", cells, self.step_size, self.adjustment, self.balance)
@@ -57,7 +57,7 @@ class GroupBalanced(Reference):
 
     cap: Positive = 20.0
 
-    def train_with(self, job: JobWithAttributes) -> nn.Module:
+    def train(self, job: JobWithAttributes) -> nn.Module:
         """One stage."""
         job.weights = independent_weights(job.train.labels.cpu(), job.groups_train, cap=self.cap)
         return ERM().train(job)
@@ -75,7 +75,7 @@ class BiasBalance(Reference):
 
     even: bool = True
 
-    def train_with(self, job: JobWithAttributes) -> nn.Module:
+    def train(self, job: JobWithAttributes) -> nn.Module:
         """One stage."""
         job.offsets = label_offsets(job.train.labels.cpu(), job.groups_train, even=self.even)
         return ERM().train(job)
@@ -102,7 +102,7 @@ class FSCL(Reference):
 
     priors: ClassVar[Mapping[str, Prior]] = {"weight": LogUniform(-1, 1), "temperature": LogUniform(-1.2, -0.5)}
 
-    def train_with(self, job: JobWithAttributes) -> nn.Module:
+    def train(self, job: JobWithAttributes) -> nn.Module:
         """One stage with both losses."""
 
         def projection(head: nn.Linear) -> nn.Module:
@@ -168,7 +168,7 @@ class TADeT(Reference):
 
     priors: ClassVar[Mapping[str, Prior]] = {"adversary": LogUniform(-1, 1), "alignment": LogUniform(-1, 1)}
 
-    def train_with(self, job: JobWithAttributes) -> nn.Module:
+    def train(self, job: JobWithAttributes) -> nn.Module:
         """One stage."""
         groups, width = job.groups_train, int(job.groups_train.max()) + 1
         # Each step runs once for each piece of its batch.
@@ -249,7 +249,7 @@ class DFR(Reference):
 
     priors: ClassVar[Mapping[str, Prior]] = {"strengths": ListOf(LogUniform(-2, 0.5))}
 
-    def train_with(self, job: JobWithAttributes) -> nn.Module:
+    def train(self, job: JobWithAttributes) -> nn.Module:
         """Plain training, then the last layer."""
         model = job.train_fresh("training")
         with job.timed("last layer"):
