@@ -200,7 +200,6 @@ class FailureLoss:
     def __call__(self, output: PairOutput, labels: Tensor, rows: Tensor) -> Tensor:
         """The loss of a batch; the running losses of its rows move with it."""
         assert output.second is not None
-        self.labels, self.running = self.labels.to(rows.device), self.running.to(rows.device)
         # Rows come to another process in the next epoch, and their running losses must be there.
         losses = torch.stack([gathered(row_losses(logits, labels)) for logits in output])  # [2, B]
         labels, rows = gathered(labels), gathered(rows)
@@ -270,7 +269,6 @@ class _AdversarialLoss:
         assert output.second is not None
         asked = labels if self.config.uses_label else torch.zeros_like(labels)
         weights = adversarial_weights(gathered(output.second.float().gather(1, asked[:, None])[:, 0]))
-        self.seen = self.seen.to(rows.device)
         self.seen += len(losses)
         weights = torch.where(self.seen <= self.pretrain, torch.ones_like(weights), weights)
         learner = (weights.detach() * losses).mean()
@@ -340,7 +338,6 @@ class TwinLoss:
     def __call__(self, output: PairOutput, labels: Tensor, rows: Tensor) -> Tensor:
         """The loss of a batch; some of its labels turn."""
         assert output.second is not None
-        self.labels, self.first_half = self.labels.to(rows.device), self.first_half.to(rows.device)
         rows = gathered(rows)  # labels must turn in all processes, as classes count in all of the batch
         in_first, now = self.first_half[rows], self.labels[rows]
         both = torch.stack([gathered(logits.float()) for logits in (output.second, output.logits)])

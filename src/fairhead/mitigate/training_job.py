@@ -3,7 +3,6 @@
 Also what the losses of several methods are made of: row losses, GroupDRO's loss, cells, and even draws of them.
 """
 
-import copy
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -136,7 +135,8 @@ class Job:
             if weights is not None and sampler is None:
                 sampler = WeightedRandomSampler(weights.tolist(), len(weights), generator=self.generator())
             if offsets is not None:
-                loss = Adjusted(offsets, loss)
+                assert loss is None, "a method with a loss of its own leaves no place for offsets"
+                loss = Adjusted(offsets)
             done = fit(
                 model,
                 train,
@@ -282,9 +282,6 @@ class GroupLoss:
 
     def __call__(self, output: Any, labels: Tensor, rows: Tensor) -> Tensor:
         """The loss of a batch; q moves with it."""
-        if self.q.device != rows.device:
-            moved = (tensor.to(rows.device) for tensor in (self.groups, self.adjustment, self.q))
-            self.groups, self.adjustment, self.q = moved
         losses, group = gathered(row_losses(output.logits, labels)), gathered(self.groups[rows])
         counts = torch.zeros_like(self.q).index_add(0, group, torch.ones_like(losses))
         means = torch.zeros_like(self.q).index_add(0, group, losses) / counts.clamp(min=1)
@@ -297,20 +294,16 @@ class GroupLoss:
 
 
 class Adjusted:
-    """A loss of f + offset, where each training row has offsets of its own: what they say, f need not learn."""
+    """Cross-entropy of f + offset, where each training row has offsets of its own: what they say, f need not learn."""
 
-    def __init__(self, offsets: Tensor, loss: Callable[[Any, Tensor, Tensor], Tensor] | None = None) -> None:
-        """`offsets` [n, C]; the mean cross-entropy where no loss is given."""
-        self.offsets, self.loss = offsets, loss
+    def __init__(self, offsets: Tensor) -> None:
+        """`offsets` [n, C]."""
+        self.offsets = offsets
 
     def __call__(self, output: Any, labels: Tensor, rows: Tensor) -> Tensor:
         """The loss of a batch."""
-        if self.offsets.device != rows.device:
-            self.offsets = self.offsets.to(rows.device)
-        shifted = copy.copy(output)
         unseen = output.logits.shape[-1] - self.offsets.shape[-1]  # the last classes may have no training row
-        shifted.logits = output.logits.float() + pad(self.offsets[rows], (0, unseen))
-        return row_losses(shifted.logits, labels).mean() if self.loss is None else self.loss(shifted, labels, rows)
+        return row_losses(output.logits.float() + pad(self.offsets[rows], (0, unseen)), labels).mean()
 
 
 def balanced(cells: Tensor, generator: torch.Generator, power: float = 1.0) -> WeightedRandomSampler:

@@ -240,7 +240,6 @@ class _DistillationLoss:
         self.soft = (soft.clamp(min=1e-12).log() / temperature).softmax(-1)
 
     def __call__(self, output: Any, labels: Tensor, rows: Tensor) -> Tensor:
-        self.soft = self.soft.to(rows.device)
         logits = output.logits.float()
         from_teacher = cross_entropy(logits / self.temperature, self.soft[rows]) * self.temperature**2
         return self.share * from_teacher + (1 - self.share) * cross_entropy(logits, labels)

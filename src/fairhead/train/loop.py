@@ -136,14 +136,15 @@ class Loop:
         batches: Batches | LengthBatches[Any],  # what it is trained on
         plan: Plan,  # how
         checkpoint: Checkpoint | None = None,  # where its state is saved
-        loss: object = None,  # an object whose tensors are part of the state, such as running weights of groups
+        # An object whose tensors are part of the state, such as running weights of groups; they move to the device
+        loss: object = None,
         # Whether `kept` is part of the state, too; else a restored model keeps its own weights first
         saves_kept: bool = True,
     ) -> None:
         """Begin, or go on from the checkpoint if it holds a state."""
         self._model, self._optimizer, self._batches, self._plan = model, optimizer, batches, plan
         self._checkpoint, self._saves_kept = checkpoint, saves_kept
-        self._loss = getattr(loss, "__self__", loss)
+        self._of_loss: dict[str, Any] = getattr(getattr(loss, "__self__", loss), "__dict__", {})
         self.epoch, self.done, self.resumed_at = 1, 0, 0
         self.enough = False
         self.losses: list[Tensor] = []
@@ -153,6 +154,8 @@ class Loop:
         state = None if checkpoint is None else checkpoint.read()
         if state is not None:
             self._restore(state)
+        moved = {name: value.to(self._device) for name, value in self._of_loss.items() if isinstance(value, Tensor)}
+        self._of_loss.update(moved)
         self.kept = copied_weights(model)
         if state is not None:
             self.kept |= {name: tensor.to(self.kept[name].device) for name, tensor in state.part("kept.").items()}
@@ -215,8 +218,7 @@ class Loop:
         tensors = {f"kept.{name}": tensor for name, tensor in self.kept.items()} if self._saves_kept else {}
         tensors |= {f"weight.{name}": tensor for name, tensor in _weights(self._model).items()}
         tensors |= {f"batches.{name}": tensor for name, tensor in self._batches.state().items()}
-        of_loss = getattr(self._loss, "__dict__", {})
-        tensors |= {f"loss.{name}": value for name, value in of_loss.items() if isinstance(value, Tensor)}
+        tensors |= {f"loss.{name}": value for name, value in self._of_loss.items() if isinstance(value, Tensor)}
         for name, parameter in _trained(self._model).items():
             moments = self._optimizer.state.get(parameter, {})  # none where no gradient has come
             tensors |= {f"{key}.{name}": moments[key] for key in _MOMENTS if key in moments}
@@ -235,8 +237,7 @@ class Loop:
         self.losses = list(state.tensors["losses"].to(self._device))
         self._model.load_state_dict(state.part("weight."), strict=False)
         self._batches.restore(state.part("batches."))
-        for name, tensor in state.part("loss.").items():
-            setattr(self._loss, name, tensor)
+        self._of_loss.update(state.part("loss."))
         moments = {}
         for number, name in enumerate(_trained(self._model)):
             found = {key: state.tensors.get(f"{key}.{name}") for key in _MOMENTS}

@@ -120,7 +120,6 @@ class _ContrastiveLoss:
 
     def __call__(self, output: PairOutput, labels: Tensor, rows: Tensor) -> Tensor:
         assert output.second is not None
-        self.groups = self.groups.to(rows.device)
         z, classes, groups = (gathered(part) for part in (normalize(output.second, dim=-1), labels, self.groups[rows]))
         contrast = fair_contrastive(z, classes, groups, self.config.temperature, self.config.even_groups)
         return row_losses(output.logits, labels).mean() + self.config.weight * contrast
@@ -208,7 +207,6 @@ class _AlignedLoss:
 
     def __call__(self, output: PairOutput, labels: Tensor, rows: Tensor) -> Tensor:
         assert output.second is not None
-        self.groups = self.groups.to(rows.device)
         guesses, queries = output.second
         groups, queries = self.groups[rows], queries.flatten(1).float()
         return (
