@@ -109,7 +109,8 @@ def _plans(rows: Sequence[Row]) -> dict[str, Any]:
     for row in rows:
         made = row.get("effective") or row["settings"]
         plan, backbone = made["plan"], made["backbone"]
-        if backbone.get("train") == "head":
+        # A loss or draws of its own take a method through the loop, epoch after epoch.
+        if backbone.get("train") == "head" and len(row.get("history", "1")) == 1:
             plan = {"optimizer": "none, a linear head solved exactly", "weight_decay": plan["weight_decay"]}
         own_plan = {"optimizer": "AdamW", **plan, "model": backbone["model"]}
         plans[row["data"], row["backbone"], row["method"]] = own_plan

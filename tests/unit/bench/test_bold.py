@@ -8,7 +8,7 @@ import pytest
 from fairhead.audit.seeds import SeedDifference, SeedFigure
 from fairhead.bench.grid import Method
 from fairhead.bench.table import Table, markdown, report_of
-from fairhead.bench.table_figures import _best
+from fairhead.bench.table_figures import _best, _plans
 from fairhead.errors import InputError
 from fairhead.mitigate import LADDER, METHODS, MethodEntry
 from fairhead.report import render
@@ -118,3 +118,14 @@ def test_a_method_is_told_what_its_options_and_its_choice_tell_it():
     assert {entry.told for entry in METHODS.values() if entry.uses_groups} == {5}
     with pytest.raises(InputError, match=r"'own': told is 6; expected one of 0 \(inputs and labels\), 1 "):
         MethodEntry("own", "own:Own", "does something", told=6)
+
+
+def test_only_heads_that_were_solved_are_called_solved():
+    """GroupDRO on a head goes through its epochs."""
+    settings = {"backbone": {"train": "head", "model": "features:f.npz"}, "plan": {"epochs": 2, "weight_decay": 0.1}}
+    place = {"data": "faces", "backbone": "CLIP", "settings": settings}
+    rows = [{**place, "method": "erm", "history": [1]}, {**place, "method": "group_dro", "history": [1, 2]}]
+    plans = _plans(rows)
+    assert plans["plan"] == {"weight_decay": 0.1, "model": "features:f.npz"}
+    assert plans["own_plans"]["erm"]["optimizer"] == "none, a linear head solved exactly"
+    assert plans["own_plans"]["group_dro"] == {"optimizer": "AdamW", "epochs": 2}
