@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.heads import AppendedAttention, Site, find_sites
 from fairhead.mitigate.training_job import ADDED_LATER, Job
+from fairhead.models.attached import LinearHead
 from fairhead.settings import Count
 from fairhead.train.last_encoder import all_tokens
 
@@ -74,7 +75,12 @@ class EncoderLayer(AttachedMethod):
 
 
 def require_encoder(model: nn.Module) -> None:
-    """Refuse decoders by name: their first token, which DAM reads, sees nothing but itself."""
+    """Refuse heads without attention, and decoders: their first token, which DAM reads, sees nothing but itself."""
+    if isinstance(model, LinearHead):
+        raise UnsupportedModel(
+            "a linear head has no attention, which this method changes: train all of the model or its last encoder "
+            "layer (--train last_encoder)"
+        )
     for site in find_sites(model):
         if getattr(site.module, "is_causal", False) or getattr(site.module, "is_decoder", False):
             raise UnsupportedModel(

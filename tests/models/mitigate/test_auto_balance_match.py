@@ -10,7 +10,7 @@ from sklearn.cluster import KMeans
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import adjusted_rand_score
 
-from fairhead.errors import InputError
+from fairhead.errors import InputError, UnsupportedModel
 from fairhead.mitigate import auto_balance_match, load, method, run, save
 from fairhead.mitigate.auto_balance_match import Reduce
 from fairhead.mitigate.choosing import choice_verdict, choose, judge, share_of_groups, variance_between
@@ -103,6 +103,13 @@ def test_a_stage_of_a_number_of_epochs_takes_them_on_a_head_too(name):
     train, _ = hidden_group(640, 0.9, seed=0)
     stage = run(method(name), heads(train), train, train, TrainingPlan(epochs=2, device="cpu")).stages[0]
     assert stage.steps == 10  # one epoch of batches of 64
+
+
+@pytest.mark.parametrize("name", ["dam", "encoder_layer"])
+def test_a_head_has_no_attention_to_change(name):
+    train, _ = hidden_group(64, 0.9, seed=0)
+    with pytest.raises(UnsupportedModel, match=r"a linear head has no attention.*--train last_encoder"):
+        run(method(name), heads(train), train, train, TrainingPlan(device="cpu"))
 
 
 def test_afr_begins_with_plain_training_as_it_is_elsewhere():
