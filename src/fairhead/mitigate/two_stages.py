@@ -27,7 +27,7 @@ from fairhead.settings import (
     ShareOfEpochs,
     Uniform,
 )
-from fairhead.train.fitting import LAST_EPOCH, predict, score_of
+from fairhead.train.fitting import LAST_EPOCH, accuracy, predict, score_of, worst_accuracy
 from fairhead.train.kmeans import kmeans, silhouette
 from fairhead.train.step import Examples
 
@@ -283,23 +283,20 @@ def best_factors(probabilities: Tensor, labels: Tensor, tried: Tensor, rounds: i
     """
     classes = probabilities.shape[1]
     factors = torch.ones(classes)
+
+    def worst_then_all(option: Tensor) -> tuple[float, float]:
+        said = (probabilities * option).argmax(-1)
+        return worst_accuracy(said, labels, labels), accuracy(said, labels)
+
     tried = torch.cat([torch.ones(1), tried])  # no change comes first, and wins where nothing is gained
     for _ in range(rounds):
         for swept in range(1, classes) if classes == 2 else range(classes):
             options = factors.repeat(len(tried), 1)
             options[:, swept] *= tried
-            factors = max(options, key=lambda option: _worst_and_mean((probabilities * option).argmax(-1), labels))
+            factors = max(options, key=worst_then_all)
         if classes == 2:
             break
     return factors
-
-
-def _worst_and_mean(answers: Tensor, labels: Tensor) -> tuple[float, float]:
-    """Worst-class accuracy and accuracy."""
-    hits = (answers == labels).double()
-    counts = torch.bincount(labels)
-    by_class = torch.bincount(labels, weights=hits)[counts > 0] / counts[counts > 0]
-    return by_class.min().item(), hits.mean().item()
 
 
 @dataclass(frozen=True)
