@@ -291,11 +291,16 @@ def _cluster_texts(notes: Mapping[str, Any]) -> list[str]:
             why = f"The clusters are hardly more stable than chance ({agreement}; {STABLE:g} is required)"
         elif _told_by_clusters(clusters) >= 0.9:
             why = "The clusters are nearly the classes (try another encoder: --option encoder=...)"
-        else:
-            share = 100 * (clusters["in_groups"] or 0)
+        elif clusters["in_groups"] is None:
             why = (
-                f"Within the classes, the clusters are not separate groups ({share:.0f} % of the rows lie in separate "
-                f"groups; {100 * IN_GROUPS:.0f} % are required), and may only separate easy rows from hard ones"
+                f"Whether the clusters are groups within the classes cannot be told (no class has {_LARGE} rows on "
+                "both sides of two clusters)"
+            )
+        else:
+            why = (
+                f"Within the classes, the clusters are not separate groups ({100 * clusters['in_groups']:.0f} % of the "
+                f"rows lie in separate groups; {100 * IN_GROUPS:.0f} % are required), and may only separate easy rows "
+                "from hard ones"
             )
         return [f"{why}, so they were not used for balancing: {left_out} left out."]
     if _told_by_clusters(clusters) >= 0.9 and (clusters.get("in_groups") or 0) < IN_GROUPS:

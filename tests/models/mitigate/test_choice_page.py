@@ -36,14 +36,15 @@ CLUSTERS = {"count": 2, "rows": [60, 40], "label_rates": [[0.7, 0.3], [0.2, 0.8]
 
 
 @pytest.mark.parametrize(
-    ("stability", "said"),
+    ("stability", "in_groups", "said"),
     [
-        (0.03, "hardly more stable than chance"),
-        (0.8, "not separate groups (0 % of the rows lie in separate groups; 50 % are required"),
+        (0.03, 0.0, "hardly more stable than chance"),
+        (0.8, 0.0, "not separate groups (0 % of the rows lie in separate groups; 50 % are required"),
+        (0.8, None, "cannot be told (no class has 20 rows on both sides of two clusters)"),
     ],
 )
-def test_what_speaks_against_clusters_is_said(stability, said):
-    clusters = {**CLUSTERS, "stability": {"2": stability}}
+def test_what_speaks_against_clusters_is_said(stability, in_groups, said):
+    clusters = {**CLUSTERS, "stability": {"2": stability}, "in_groups": in_groups}
     left = {"kept": "plain", "asked": ["plain", "balance"], "clusters": clusters, "not balanced": ["balance"]}
     first, second = (sentence.text for sentence in choice_verdict(left))
     assert first == "Selected: plain training, as no other candidate was left. No groups were used."
