@@ -286,7 +286,7 @@ def translate(codes: NDArray[np.integer], new: NDArray[np.integer]) -> NDArray[n
     """`new[codes]`, shape [n]; the last entry of `new`, −1, is for the code −1. Almost free where nothing changes."""
     if np.array_equal(new[:-1], np.arange(len(new) - 1)):
         return codes.astype(new.dtype, copy=False)
-    return new[codes]
+    return new.take(codes)
 
 
 def check_scores(scores: NDArray[np.float64], names: Sequence[str]) -> None:
@@ -321,7 +321,7 @@ def missing_rows(
 
     Rows that lack nothing but groups are kept.
     """
-    counts = {name: int(mask.sum()) for name, mask in columns.items()}
+    counts = {name: np.count_nonzero(mask) for name, mask in columns.items()}
     counts = {name: count for name, count in counts.items() if count}
     if not counts:
         return None, {}

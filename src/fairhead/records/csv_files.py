@@ -37,9 +37,10 @@ Chunk = Mapping[str, Any]
 CHUNK = 1 << 18
 # Bytes. A longer line is no row of a table: read on, it would fill the memory.
 LONGEST_LINE = 64_000_000
-# Bytes that one thread parses at a time.
-BLOCK = 1 << 21
+# Bytes that one thread parses at a time: at most, and as few as are worth a thread.
+BLOCK, _LEAST_BLOCK = 1 << 21, 1 << 19
 MAX_THREADS = 4
+_BUFFER = 1 << 16  # bytes read at a time, where lines are taken one by one
 
 # Values that mean "missing" in a column of numbers.
 _NO_NUMBER = ("", "nan", "NaN", "NAN", "NA", "N/A", "n/a", "#N/A", "None", "null", "NULL", "<NA>")
@@ -95,8 +96,10 @@ class _Lines(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         count = int(self._handle.readinto(buffer))
         self._length += count
-        if (end := bytes(buffer[:count]).rfind(b"\n")) >= 0:
-            self._length = count - end - 1
+        for some in (buffer[max(0, count - _BUFFER // 64) : count], buffer[:count]):  # a line often ends near the end
+            if (end := bytes(some).rfind(b"\n")) >= 0:
+                self._length = len(some) - end - 1
+                break
         if self._length > LONGEST_LINE:
             raise InputError(
                 f"{self._name}: a line of more than {LONGEST_LINE / 1e6:g} million bytes is no row of a table; is a "
@@ -111,13 +114,13 @@ class _Lines(io.RawIOBase):
 
 def open_binary(file: Path, name: str) -> io.BufferedReader:
     """The file as bytes, unpacked; a line without end is refused."""
-    return io.BufferedReader(_Lines(file, name), BLOCK)
+    return io.BufferedReader(_Lines(file, name), _BUFFER)
 
 
 def check_text(file: Path, name: str) -> bytes:
     """The first bytes of a text file; an empty or a binary one is refused."""
     with open_binary(file, name) as handle:
-        head = handle.read(1 << 16)
+        head = handle.read(_BUFFER)
     if not head.strip():
         raise InputError(f"{name} is empty; expected a header and at least one row")
     if head.startswith((b"\xff\xfe", b"\xfe\xff")):
@@ -221,7 +224,7 @@ class _Csv:
         threads = min(MAX_THREADS, os.cpu_count() or 1)
         with ThreadPoolExecutor(threads) as pool:
             waiting: deque[Future[Any]] = deque()
-            for block, offset in self._blocks():
+            for block, offset in self._blocks(threads):
                 waiting.append(pool.submit(parse, block, offset))
                 # No more blocks in memory than keep the threads busy.
                 if len(waiting) > threads:
@@ -229,14 +232,17 @@ class _Csv:
             while waiting:
                 yield waiting.popleft().result()
 
-    def _blocks(self) -> Iterator[tuple[bytes, int]]:
+    def _blocks(self, threads: int) -> Iterator[tuple[bytes, int]]:
         """Whole lines after the header, and where in the file they begin."""
+        size = self.file.stat().st_size
+        turns = -(-size // (threads * BLOCK))  # of each thread; in all of them every thread has as much to do
+        step = min(BLOCK, max(_LEAST_BLOCK, -(-size // (threads * turns))))
         with open_binary(self.file, self.name) as handle:
             offset, line = 0, b""
             while not line.strip():
                 line = handle.readline()
                 offset += len(line)
-            while text := handle.read(BLOCK) + handle.readline():
+            while text := handle.read(step) + handle.readline():
                 if not text.isspace():
                     yield text if text.endswith(b"\n") else text + b"\n", offset
                 offset += len(text)
