@@ -25,6 +25,9 @@ from fairhead.stats.clusters import clusters_in
 from fairhead.stats.max_t import westfall_young
 
 _BY_GROUP = ("base_rate", "selection_rate", "TPR", "FPR", "precision", "NPV", "accuracy")
+# Numbers in a buffer of numpy's: where a row of replicates does not fit into it, what is the same for all of them is
+# not copied into one for each.
+_BUFFER = 512
 # What is left of a rate to 1, under the name that people know it by.
 _COMPLEMENTS = {"FNR": "TPR", "FDR": "precision"}
 
@@ -105,17 +108,21 @@ def audit(
     ]
     finer = next((part for part in parts if part.view is view), None)
     overall = Part(view, None, one_group(len(records)), draws, finer=finer)
-    rules = Rules(level, min_cell, multiclass, overall.tables.prevalence)
-    estimates: list[Estimate] = []
-    by_group: list[GroupRow] = []
     headline = headline_of(chosen)
     family = Family({*headline, "impact_ratio"}, len(parts))
-    for part in parts:
-        estimates += [part.estimate(m, rules, family) for m in chosen if not m.overall]
-        by_group += part.by_group(rules)
-    estimates = family.corrected(estimates)
-    # Shown first, made last: what was counted by group need only be added up.
-    estimates = [overall.estimate(m, rules) for m in chosen if m.overall] + estimates
+    estimates: list[Estimate] = []
+    by_group: list[GroupRow] = []
+    with np.errstate():  # at its end numpy's buffers have the size that they had
+        np.setbufsize(_BUFFER)
+        rules = Rules(level, min_cell, multiclass, overall.tables.prevalence)
+        for part in parts:
+            estimates += [part.estimate(m, rules, family) for m in chosen if not m.overall]
+            by_group += part.by_group(rules)
+        estimates = family.corrected(estimates)
+        # Shown first, made last: what was counted by group need only be added up.
+        estimates = [overall.estimate(m, rules) for m in chosen if m.overall] + estimates
+        scored = [part for part in parts if view.score_gaps and part.name in records.groups]
+        curves = tuple(part.curves(level) for part in scored)
     without = {name: int((~column.known).sum()) for name, column in by.items() if column.known is not None}
     options = {
         "n": n_rows,
@@ -131,7 +138,6 @@ def audit(
         "prediction": view.prediction_rule or records.provenance.get("prediction"),
         "reference": {part.name: part.tables.groups[part.reference] for part in parts},
     }
-    curves = tuple(part.curves(level) for part in parts if view.score_gaps and part.name in records.groups)
     return Audit(tuple(estimates), tuple(by_group), {**records.provenance, "audit": options}, curves)
 
 
