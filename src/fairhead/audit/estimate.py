@@ -29,7 +29,7 @@ _TINY = 1e-6
 
 def estimate(
     metric: Metric,  # what to estimate
-    rates: Sequence[Rates],  # the rates it is made of
+    parts: Stack,  # the rates it is made of
     groups: Sequence[str],  # names of the groups
     classes: Sequence[str],  # names of the classes that the rates run over
     group_rows: NDArray[np.int64],  # rows of each group, shape [G]
@@ -38,7 +38,6 @@ def estimate(
     tests: list[intervals.EvenTest] | None = None,  # where to put the test of evenness, if there is one
 ) -> Estimate:
     """One metric of one group column."""
-    parts = Stack.of(metric, rates, groups, rules.min_cell)
     reduction = parts.reduction(metric, rules)
     detail: dict[str, Any] = {"definition": metric.definition}
     if parts.excluded:
@@ -48,16 +47,16 @@ def estimate(
     reason = parts.why_undefined(reduction, value)
     if reason:
         return Estimate(metric.name, name, None, None, None, n, metric.ideal, reason, detail=detail)
-    thin = _thin(rates, parts, groups)
+    thin = _thin(parts, groups)
     if thin:
         detail["unstable"] = thin
     lost = 1 - np.count_nonzero(parts.kept) / len(parts.kept)
     if lost > _MENTION_LOST:
         detail["replicates_without_a_value"] = lost
-    if rates[0].terms is None:
+    if parts.rates[0].terms is None:
         interval = _interval(reduction, parts, rules.level)
     else:
-        interval = _sum_interval(parts, rates[0], rules.level)
+        interval = _sum_interval(parts, parts.rates[0], rules.level)
         interval = _within_unit(interval) if metric.unit else interval
     if tests is not None and interval.test is not None:
         tests.append(interval.test)
@@ -269,11 +268,9 @@ def _place_of_least(values: Array) -> int:
     return min(range(len(every)), key=lambda place: inf if every[place] != every[place] else every[place])
 
 
-def _thin(rates: Sequence[Rates], parts: Stack, groups: Sequence[str]) -> list[str]:
-    thin = parts.usable & (parts.independent < STABLE_ROWS)
-    return [
-        f"{groups[g]} has {rates[kind].basis(int(c), int(g))}" for kind, c, g in zip(*np.nonzero(thin), strict=True)
-    ]
+def _thin(parts: Stack, groups: Sequence[str]) -> list[str]:
+    thin = np.argwhere(parts.usable & (parts.independent < STABLE_ROWS)).tolist()
+    return [f"{groups[g]} has {parts.rates[kind].basis(c, g)}" for kind, c, g in thin]
 
 
 def _rows_used(metric: Metric, parts: Stack, group_rows: NDArray[np.int64]) -> int:

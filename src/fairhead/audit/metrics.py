@@ -228,10 +228,7 @@ class Stack:
             for parts in zip(*((r.rows, r.hat, r.independent, r.enough(min_cell)) for r in rates), strict=True)
         )
         usable = enough & ~np.isnan(hat)
-        excluded = [
-            rates[kind].shortage(int(c), int(g), groups[g], min_cell)
-            for kind, c, g in zip(*np.nonzero(~usable), strict=True)
-        ]
+        excluded = [rates[kind].shortage(c, g, groups[g], min_cell) for kind, c, g in np.argwhere(~usable).tolist()]
         if excluded and metric.compare not in ("minimum", "mean"):
             # A rate that only one group has says nothing about a gap: left out, never 0.
             compared = usable[..., :-1] if metric.compare == "to_overall" else usable

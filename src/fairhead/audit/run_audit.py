@@ -12,7 +12,7 @@ from fairhead.audit.audit_results import Audit, headline_of
 from fairhead.audit.audited_rows import View, group_columns, one_group, read_rows, reference_groups, with_weight
 from fairhead.audit.catalogue import OWN, Chosen, Metric, Multiclass, choose_metrics, with_own
 from fairhead.audit.estimate import association_estimate, estimate
-from fairhead.audit.metrics import Rules
+from fairhead.audit.metrics import Rules, Stack
 from fairhead.audit.rates import RATES, Rates
 from fairhead.audit.score_rates import SCORE_GAPS, ScoreTables, curves_of
 from fairhead.audit.tables import NUMBER_RATES, Drawing, Draws, Tables, count_together
@@ -173,18 +173,17 @@ class Part:
         if metric.compare == "association":
             return association_estimate(metric, self.tables, rules, self.name)
         tables = tables_for(metric, self.tables, self.reference)
-        rates = [self._rate(name, tables) for name in metric.rates]
         group_rows = tables.sizes[: len(self.column.levels)]
         known = tables.groups, self._class_names(metric), group_rows
         tests: list[intervals.EvenTest] = []
-        found = estimate(metric, rates, *known, rules, self.name, tests)
+        found = estimate(metric, self._stack(metric, tables, rules), *known, rules, self.name, tests)
         if family is None or metric.name not in family.metrics:
             return found
         detail, stable, strict = dict(found.detail), found, rules
         if "unstable" in detail:
             # Thin cells make no headline: the figure without them may.
             strict, tests = replace(rules, min_cell=max(rules.min_cell, STABLE_ROWS)), []
-            stable = estimate(metric, rates, *known, strict, self.name, tests)
+            stable = estimate(metric, self._stack(metric, tables, strict), *known, strict, self.name, tests)
             kept = ("value", "low", "high", "n", "undefined", "mde", "groups")
             detail["stable"] = {name: vars(stable)[name] for name in kept}
             detail["most_certain"] = stable.detail.get("most_certain", [])
@@ -193,7 +192,8 @@ class Part:
             if detail["four_fifths"] != UNDECIDED and family.columns > 1:
                 # Each column may be said to pass or to fail: the error is shared between them (Bonferroni).
                 level = 1 - (1 - rules.level) / family.columns
-                shared = estimate(metric, rates, *known, replace(strict, level=level), self.name)
+                shared_rules = replace(strict, level=level)
+                shared = estimate(metric, self._stack(metric, tables, strict), *known, shared_rules, self.name)
                 detail["four_fifths"] = four_fifths(shared.low or 0.0, 1.0 if shared.high is None else shared.high)
         family.add(found, tests)
         return replace(found, detail=detail)
@@ -226,6 +226,18 @@ class Part:
         return curves_of(self.name, self.tables.groups, self.scores, "ECE" in self.view.score_rates, level)
 
     def _rate(self, name: str, tables: Tables) -> Rates:
+    def _stack(self, metric: Metric, tables: Tables, rules: Rules) -> Stack:
+        """The rates of a metric; metrics that compare the same ones alike share what is made of them."""
+        key = metric.rates, metric.compare, tables.groups, rules.min_cell
+        if key not in self._stacks:
+            rates = [self._rate(name, tables) for name in metric.rates]
+            self._stacks[key] = Stack.of(metric, rates, tables.groups, rules.min_cell)
+        return self._stacks[key]
+
+    @cached_property
+    def _stacks(self) -> dict[tuple[Any, ...], Stack]:
+        return {}
+
         if name in SCORE_GAPS:
             return SCORE_GAPS[name](self.scores, self.reference)
         if name in tables.kinds:

@@ -38,7 +38,8 @@ def figure(metric, tables, rules):
     view = tables_for(metric, tables, 0)
     rates = [view.rates(name) for name in metric.rates]
     rows = view.rows.sum(axis=(1, 2))[: len(tables.groups)]
-    return estimate(metric, rates, view.groups, ("1",), rows, rules, "g")
+    parts = Stack.of(metric, rates, view.groups, rules.min_cell)
+    return estimate(metric, parts, view.groups, ("1",), rows, rules, "g")
 
 
 def coverage(p, n, names, repeats, n_boot=600, seed=0):
