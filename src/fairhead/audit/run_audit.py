@@ -204,7 +204,8 @@ class Part:
         found: dict[str, Rates] = {}
         usual = _BY_GROUP if self.view.numbers is None else ()
         for name in (*usual, *(name for name in self.tables.kinds if name not in RATES)):
-            found |= self._named(name, replace(self.tables.rates(name), small={}))
+            rates = self.tables.rates(name)
+            found |= self._named(name, replace(rates, small={}) if rates.small else rates)
         for name in self.view.score_rates:
             found |= self._named(name, self.scores.rates(name))
         ends = rates_ends(found, rules.level)
@@ -225,7 +226,6 @@ class Part:
         assert self.name is not None
         return curves_of(self.name, self.tables.groups, self.scores, "ECE" in self.view.score_rates, level)
 
-    def _rate(self, name: str, tables: Tables) -> Rates:
     def _stack(self, metric: Metric, tables: Tables, rules: Rules) -> Stack:
         """The rates of a metric; metrics that compare the same ones alike share what is made of them."""
         key = metric.rates, metric.compare, tables.groups, rules.min_cell
@@ -238,6 +238,7 @@ class Part:
     def _stacks(self) -> dict[tuple[Any, ...], Stack]:
         return {}
 
+    def _rate(self, name: str, tables: Tables) -> Rates:
         if name in SCORE_GAPS:
             return SCORE_GAPS[name](self.scores, self.reference)
         if name in tables.kinds:
@@ -302,7 +303,7 @@ def _complement(name: str, rate: Estimate) -> Estimate:
     """1 less a rate."""
     if (span := rate.span) is None:
         return replace(rate, metric=name)
-    return replace(rate, metric=name, value=1 - span.value, low=1 - span.high, high=1 - span.low)
+    return Estimate(name, rate.group_by, 1 - span.value, 1 - span.high, 1 - span.low, rate.n, rate.ideal)
 
 
 def tables_for(metric: Metric, tables: Tables, reference: int) -> Tables:
@@ -319,27 +320,23 @@ def tables_for(metric: Metric, tables: Tables, reference: int) -> Tables:
 def rates_ends(rates: Mapping[str, Rates], level: float) -> dict[str, NDArray[np.float64]]:
     """Interval of each group's rates, each [2, G]: percentiles, or for a sum of absolute values that of a gap."""
     ends: dict[str, NDArray[np.float64]] = {}
-    stars: dict[str, NDArray[np.float64]] = {}  # [G, B]
+    tails = [(1 - level) / 2, (1 + level) / 2]
     for name, rate in rates.items():
         if rate.terms is not None:
             ends[name] = np.array([rate.sum_interval(g, level)[:2] for g in range(rate.hat.shape[1])]).T
             continue
-        star = np.moveaxis(rate.star[:, 0], 0, -1)
+        star = rate.star[:, 0].T  # [G, B]
         if rate.clusters is not None:  # which may be few, however many rows
             hat = rate.hat[0][:, None]
             wide = hat + (star - hat) * rate.wide(level)[0][:, None]
             free = name.startswith(OWN) or name in NUMBER_RATES
             star = wide if free else np.clip(wide, 0.0, np.maximum(hat, 1.0))
-        stars[name] = star
-    tails = [(1 - level) / 2, (1 + level) / 2]
-    every = np.concatenate(list(stars.values()))
-    if any(rates[name].has_empty for name in stars):
-        every = np.where(np.isnan(every).all(axis=-1, keepdims=True), 0.0, every)
-        found = np.nanquantile(every, tails, axis=-1)
-    else:
-        found = intervals.quantiles(every, tails)
-    widths = [len(star) for star in stars.values()]
-    return ends | dict(zip(stars, np.split(found, np.cumsum(widths)[:-1], axis=-1), strict=True))
+        if rate.has_empty:
+            star = np.where(np.isnan(star).all(axis=-1, keepdims=True), 0.0, star)
+            ends[name] = np.nanquantile(star, tails, axis=-1)
+        else:
+            ends[name] = intervals.quantiles(star, tails)
+    return ends
 
 
 def _check_options(n_boot: int, seed: int, level: float, min_cell: int, min_group: float, multiclass: str) -> None:

@@ -56,7 +56,7 @@ class Tables:
     kinds: Mapping[str, Kind] = field(default_factory=lambda: RATES)  # the rates by name
     margins: type[Any] = Margins  # what the rates are functions of: `Margins`, `LabelMargins` or `Moments`
 
-    @property
+    @cached_property
     def sizes(self) -> NDArray[np.int64]:
         """Rows of each group, shape [G]."""
         return np.asarray(self._row_margins.total[0], dtype=np.int64)
@@ -84,7 +84,8 @@ class Tables:
         rates = Rates(hat, star, rows, lambda c: kind.need.format(names[c]), self.clusters, None, self.small)
         # What is no share has no spread to be given where it is 0 or 1.
         keep = self.settled or (kind.own and bool((hat > 1).any() or (hat < 0).any()))
-        return rates if keep else replace(rates, star=unsettle(rates, name))
+        settled = star if keep else unsettle(rates, name)
+        return rates if settled is star else replace(rates, star=settled)
 
     def _classes(self, kind: Kind) -> slice:
         """The classes that a rate runs over: of two, the positive one."""

@@ -76,14 +76,14 @@ def percentile(star: Array, level: float = 0.95) -> Interval:
 
 def quantiles(values: Array, shares: Sequence[float]) -> Array:
     """`np.quantile` over the last axis, [..., B] to [shares, ...]; quicker, as sorting is on today's processors."""
-    ranked = np.sort(values, axis=-1)  # NaN comes last
-    last = ranked.shape[-1] - 1
-    if last < 0 or np.isnan(ranked[..., -1]).any():  # its answers and its errors
+    ranked = np.sort(values, axis=-1).transpose(-1, *range(values.ndim - 1))  # NaN comes last
+    last = len(ranked) - 1
+    if last < 0 or np.isnan(ranked[last]).any():  # its answers and its errors
         return np.asarray(np.quantile(values, shares, axis=-1))
     found = []
     for place in (share * last for share in shares):
         before = int(place)
-        low, high = ranked[..., before], ranked[..., min(before + 1, last)]
+        low, high = ranked[before], ranked[min(before + 1, last)]
         found.append(low + (high - low) * (place - before))
     return np.array(found)
 
