@@ -294,7 +294,7 @@ class Promised(NamedTuple):
         if not few.any():
             return error
         rng = np.random.default_rng([self.seed, *f"calibrated {self.names[g]}".encode()])
-        rows, share, found = np.maximum(np.rint(rows[few]), 1), share[few], error.copy()
+        rows, share, found = np.maximum(np.rint(rows[few]), 1), share[few], error.copy(order="K")
         found[:, few] = mass[few] * (share - rng.binomial(rows.astype(int), share, (len(error), len(share))) / rows)
         return found
 

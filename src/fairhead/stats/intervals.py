@@ -229,7 +229,9 @@ def absolute_sum(
         straight = scale * size > most
         found = error @ (sign * straight) + scale * float(size[straight].sum())
         if not straight.all():
-            found += np.abs(scale * hat[~straight] + error[:, ~straight]).sum(axis=-1)
+            turning = error.T[~straight]  # replicates lie together in memory
+            turning += scale * hat[~straight, None]
+            found += np.abs(turning, out=turning).sum(axis=0)
         return found
 
     candidates = Candidates(
