@@ -313,9 +313,13 @@ def split_lines(
     return found
 
 
-def _words(text: Bytes, at: Places) -> Words:
-    """The eight bytes from each place on, first byte lowest."""
-    return np.ndarray(len(text) - _WORD + 1, dtype="<u8", buffer=text, strides=(1,))[at]
+def _words(text: Bytes, at: Places, length: Places, less: int = 0) -> Words:
+    """Up to eight bytes from each place on, first byte lowest, their bits less those of `less`; 0 beyond the length."""
+    words: Words = np.ndarray(len(text) - _WORD + 1, dtype="<u8", buffer=text, strides=(1,))[at]
+    if less:
+        words ^= np.uint64(less)
+    words &= _MASK.take(np.clip(length, 0, _WORD))  # quicker than an index
+    return words
 
 
 def _classes(text: Bytes, fields: Fields) -> Column | None:
@@ -325,7 +329,7 @@ def _classes(text: Bytes, fields: Fields) -> Column | None:
         return _single_bytes(text[start])
     if longest > _LONGEST:
         return None
-    words = [_words(text, start + i) & _MASK[np.clip(length - i, 0, _WORD)] for i in range(0, max(longest, 1), _WORD)]
+    words = [_words(text, start + i, length - i) for i in range(0, max(longest, 1), _WORD)]
     key = words[0]
     for word in words[1:]:
         key = key * _ODD ^ word
@@ -366,7 +370,7 @@ def _numbers(text: Bytes, fields: Fields, missing: frozenset[bytes]) -> NDArray[
         return None
     whole: Words = np.zeros(len(start), dtype=np.uint64)
     for i in range(0, scale, _WORD):
-        word = (_words(text, start + 2 + i) ^ np.uint64(0x3030303030303030)) & _MASK[np.clip(digits - i, 0, _WORD)]
+        word = _words(text, start + (2 + i), digits - i, less=0x3030303030303030)
         plain &= ((word + np.uint64(0x7676767676767676)) | word) & np.uint64(0x8080808080808080) == 0
         kept = min(_WORD, scale - i)
         whole = whole * np.uint64(10**kept) + _eight_digits(word) // np.uint64(10 ** (_WORD - kept))
