@@ -180,16 +180,17 @@ class Binned(NamedTuple):
             return cls(np.zeros(bins, dtype=np.intp), np.zeros(bins - 1), np.zeros((2, bins), dtype=np.int64))
         first = np.searchsorted(up_to, np.arange(1, bins) * up_to[-1] // bins, side="right")
         starts = np.concatenate([[0], first])
-        return cls(starts, entries.value[first], _sums(entries.rows, starts))
+        return cls(starts, entries.value[first], sums_from(entries.rows, starts))
 
     def sums(self, values: Array) -> Array:
         """Values of entries, [..., E], summed over each bin: [..., K]."""
-        return _sums(values, self.starts) if values.shape[-1] else np.zeros((*values.shape[:-1], len(self.starts)))
+        return sums_from(values, self.starts) if values.shape[-1] else np.zeros((*values.shape[:-1], len(self.starts)))
 
 
-def _sums(values: NDArray[Any], starts: NDArray[np.intp]) -> NDArray[Any]:
+def sums_from(values: NDArray[Any], starts: NDArray[np.intp]) -> NDArray[Any]:
+    """Values of entries, [..., E], summed from each start to the next: [..., K]."""
     found = np.add.reduceat(values, starts, axis=-1)
-    found[..., :-1][..., starts[:-1] == starts[1:]] = 0  # a bin without entries, which reduceat does not know
+    found[..., :-1][..., starts[:-1] == starts[1:]] = 0  # nothing in between, which reduceat does not know
     return found
 
 

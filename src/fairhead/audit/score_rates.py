@@ -31,6 +31,7 @@ from fairhead.audit.ranked import (
     drawn_together,
     equal_bins,
     normal_sums,
+    sums_from,
 )
 from fairhead.audit.rates import Rates, Terms, unsettle
 from fairhead.stats import CalibrationPoint, Curves, GroupCurve, intervals
@@ -358,10 +359,10 @@ def curves_of(group_by: str, groups: tuple[str, ...], scores: ScoreTables, proba
         columns = (part.tolist() for part in (mean[g], share[g], *ends[:, g], rows[g]))
         points = [CalibrationPoint(*of) for of in zip(*columns, strict=True) if of[-1] >= _ROWS_OF_A_POINT]
         places = np.searchsorted(entries.value, thresholds, side="left")
-        up_to = np.zeros((2, len(entries.value) + 1))
-        np.cumsum(entries.mass, axis=1, out=up_to[:, 1:])
-        false, true = up_to[:, -1:] - up_to[:, places]
-        negatives, positives = up_to[:, -1].tolist()
+        # Of the rows between two thresholds, which are far fewer sums than one for each score.
+        between = sums_from(np.concatenate([entries.mass, np.zeros((2, 1))], axis=1), places)
+        false, true = np.cumsum(between[:, ::-1], axis=1)[:, ::-1]
+        negatives, positives = entries.mass.sum(axis=1).tolist()
         hits, misses = tuple(true.tolist()), tuple(false.tolist())
         calibration = tuple(points) if probabilities else ()
         found.append(GroupCurve(name, int(rows[g].sum()), positives, negatives, hits, misses, calibration))
