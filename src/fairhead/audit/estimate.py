@@ -247,13 +247,13 @@ def _made_by(reduction: Reduction, hat: Array) -> tuple[tuple[int, ...], int | N
     if compare == "minimum":
         _, c, g = np.unravel_index(_place_of_least(hat), hat.shape)
         return (int(g),), int(c)
-    by_class = reduction.by_class(hat)
-    one_class = reduction.multiclass == "max" or len(by_class) == 1
+    one_class = reduction.multiclass == "max" or hat.shape[1] == 1
     if compare in ("signed", "signed_ratio"):
         return (0, 1), reduction.followed if one_class else None
     sign = 1.0 if compare == "ratio" else -1.0
-    worst_class = _place_of_least(sign * by_class)
-    rates = hat[_place_of_least(sign * reduction.by_part(hat)[:, worst_class]), worst_class]
+    worst_class = 0 if hat.shape[1] == 1 else _place_of_least(sign * reduction.by_class(hat))
+    worst_kind = 0 if len(hat) == 1 else _place_of_least(sign * reduction.by_part(hat)[:, worst_class])
+    rates = hat[worst_kind, worst_class]
     if compare == "to_overall":
         groups: tuple[int, ...] = (_place_of_least(-np.abs(rates[:-1] - rates[-1])),)
     else:
@@ -264,8 +264,8 @@ def _made_by(reduction: Reduction, hat: Array) -> tuple[tuple[int, ...], int | N
 
 def _place_of_least(values: Array) -> int:
     """`np.nanargmin`, which takes longer than all else here for a handful of values."""
-    every = values.ravel().tolist()
-    return min(range(len(every)), key=lambda place: inf if every[place] != every[place] else every[place])
+    every = [inf if value != value else value for value in values.ravel().tolist()]
+    return every.index(min(every))
 
 
 def _thin(parts: Stack, groups: Sequence[str]) -> list[str]:

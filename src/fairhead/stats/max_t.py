@@ -196,7 +196,8 @@ class Contrasts:
 
     def se(self, se: Array) -> Array:
         """Standard errors of the differences, [contrasts], from those of the rates [R, C, G]."""
-        return np.concatenate([pool.se(se) for pool in self.pools])
+        found = [pool.se(se) for pool in self.pools]
+        return found[0] if len(found) == 1 else np.concatenate(found)
 
     def differences(self, rates: Array) -> Array:
         """Each difference, [..., R, C, G] to [contrasts, ...]."""
@@ -205,7 +206,7 @@ class Contrasts:
     def largest(self, rates: Array, se: Array) -> Array:
         """How many standard errors [contrasts] the differences of rates [B, R, C, G] are, at most, shape [B]."""
         of_pools = zip(self.pools, self._split(se), strict=True)
-        return np.asarray(np.max([pool.largest(rates, own) for pool, own in of_pools], axis=0))
+        return reduce(np.maximum, [pool.largest(rates, own) for pool, own in of_pools])
 
     def compared(self, contrast: int, rates: Array) -> tuple[Compared, ...]:
         """The pairs of groups that a difference of rates [R, C, G] is between, the higher first."""
