@@ -321,7 +321,7 @@ def missing_rows(
 
     Rows that lack nothing but groups are kept.
     """
-    counts = {name: np.count_nonzero(mask) for name, mask in columns.items()}
+    counts = {name: int(np.count_nonzero(mask)) for name, mask in columns.items()}
     counts = {name: count for name, count in counts.items() if count}
     if not counts:
         return None, {}
