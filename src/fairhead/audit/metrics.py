@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from fairhead.audit.catalogue import METRICS, Metric, Multiclass
 from fairhead.audit.rates import RATES, ROUNDED, Margins, Rates
+from fairhead.errors import InputError
 from fairhead.report.wording import in_short
 from fairhead.stats import intervals
 from fairhead.stats.bootstrap import STABLE_ROWS
@@ -206,6 +207,26 @@ class Rules:
     min_cell: int  # rows that a rate needs; with fewer it is undefined
     multiclass: Multiclass  # how one-vs-rest gaps of several classes become one
     prevalence: Array  # share of each class, shape [C], for "weighted"
+
+
+def check_options(n_boot: int, seed: int, level: float, min_cell: int, min_group: float, multiclass: str) -> None:
+    """Refuse options of an audit that make no sense; see `audit`."""
+    whole, numbers = {"n_boot": n_boot, "seed": seed}, {"level": level, "min_cell": min_cell, "min_group": min_group}
+    for name, given in (whole | numbers).items():
+        if not isinstance(given, int | np.integer if name in whole else int | float | np.integer | np.floating):
+            raise InputError(f"{name} is {given!r}; expected a {'whole ' * (name in whole)}number.")
+    if seed < 0:
+        raise InputError(f"seed is {seed}; expected a whole number of at least 0.")
+    if n_boot < 100:
+        raise InputError(f"n_boot is {n_boot}; at least 100 replicates are needed for an interval.")
+    if not 0.5 <= level < 1:
+        raise InputError(f"level is {level}; expected a confidence level such as 0.95.")
+    if min_cell < 1:
+        raise InputError(f"min_cell is {min_cell}; expected at least 1.")
+    if not 0 <= min_group < np.inf or (min_group > 1 and min_group % 1):
+        raise InputError(f"min_group is {min_group}; expected a number of rows, or a share of rows below 1.")
+    if multiclass not in ("max", "mean", "weighted"):
+        raise InputError(f"multiclass is {multiclass!r}; expected 'max', 'mean' or 'weighted'.")
 
 
 @dataclass(frozen=True)

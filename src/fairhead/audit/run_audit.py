@@ -12,7 +12,7 @@ from fairhead.audit.audit_results import Audit, headline_of
 from fairhead.audit.audited_rows import View, group_columns, one_group, read_rows, reference_groups, with_weight
 from fairhead.audit.catalogue import OWN, Chosen, Metric, Multiclass, choose_metrics, with_own
 from fairhead.audit.estimate import association_estimate, estimate
-from fairhead.audit.metrics import Rules, Stack
+from fairhead.audit.metrics import Rules, Stack, check_options
 from fairhead.audit.rates import RATES, Rates
 from fairhead.audit.score_rates import SCORE_GAPS, ScoreTables, curves_of
 from fairhead.audit.tables import NUMBER_RATES, Drawing, Draws, Tables, count_together
@@ -25,8 +25,8 @@ from fairhead.stats.clusters import clusters_in
 from fairhead.stats.max_t import westfall_young
 
 _BY_GROUP = ("base_rate", "selection_rate", "TPR", "FPR", "precision", "NPV", "accuracy")
-# Numbers in a buffer of numpy's: where a row of replicates does not fit into it, what is the same for all of them is
-# not copied into one for each.
+# Numbers in a buffer of numpy's. Where two rows of replicates fit into one, a number that is the same for a whole row
+# is copied as often as the row is long, and adding it takes twice as long.
 _BUFFER = 512
 # What is left of a rate to 1, under the name that people know it by.
 _COMPLEMENTS = {"FNR": "TPR", "FDR": "precision"}
@@ -92,7 +92,7 @@ def audit(
         0.2
     """
     records, positive = read_rows(data, positive, columns)
-    _check_options(n_boot, seed, level, min_cell, min_group, multiclass)
+    check_options(n_boot, seed, level, min_cell, min_group, multiclass)
     keep_freed_memory()
     n_rows, records = len(records), with_weight(records)
     view = View.of(records, positive)
@@ -337,25 +337,6 @@ def rates_ends(rates: Mapping[str, Rates], level: float) -> dict[str, NDArray[np
         else:
             ends[name] = intervals.quantiles(star, tails)
     return ends
-
-
-def _check_options(n_boot: int, seed: int, level: float, min_cell: int, min_group: float, multiclass: str) -> None:
-    whole, numbers = {"n_boot": n_boot, "seed": seed}, {"level": level, "min_cell": min_cell, "min_group": min_group}
-    for name, given in (whole | numbers).items():
-        if not isinstance(given, int | np.integer if name in whole else int | float | np.integer | np.floating):
-            raise InputError(f"{name} is {given!r}; expected a {'whole ' * (name in whole)}number.")
-    if seed < 0:
-        raise InputError(f"seed is {seed}; expected a whole number of at least 0.")
-    if n_boot < 100:
-        raise InputError(f"n_boot is {n_boot}; at least 100 replicates are needed for an interval.")
-    if not 0.5 <= level < 1:
-        raise InputError(f"level is {level}; expected a confidence level such as 0.95.")
-    if min_cell < 1:
-        raise InputError(f"min_cell is {min_cell}; expected at least 1.")
-    if not 0 <= min_group < np.inf or (min_group > 1 and min_group % 1):
-        raise InputError(f"min_group is {min_group}; expected a number of rows, or a share of rows below 1.")
-    if multiclass not in ("max", "mean", "weighted"):
-        raise InputError(f"multiclass is {multiclass!r}; expected 'max', 'mean' or 'weighted'.")
 
 
 def scorer(

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from fairhead.errors import InputError
 from fairhead.records import Column, keep_freed_memory
-from fairhead.records.layout import Layout, number_repeated
+from fairhead.records.layout import Layout, number_repeated, ragged
 
 PACKED = {".gz": "gzip", ".bz2": "bz2", ".xz": "lzma"}
 # How packed files begin, and what their names should end in.
@@ -37,10 +37,9 @@ Chunk = Mapping[str, Any]
 CHUNK = 1 << 18
 # Bytes. A longer line is no row of a table: read on, it would fill the memory.
 LONGEST_LINE = 64_000_000
-# Bytes that one thread parses at a time: at most, and as few as are worth a thread.
-BLOCK, _LEAST_BLOCK = 1 << 21, 1 << 19
+# Bytes that one thread parses at a time, at most and at least; and those read where lines are taken one by one.
+BLOCK, _LEAST_BLOCK, _BUFFER = 1 << 21, 1 << 19, 1 << 16
 MAX_THREADS = 4
-_BUFFER = 1 << 16  # bytes read at a time, where lines are taken one by one
 
 # Values that mean "missing" in a column of numbers.
 _NO_NUMBER = ("", "nan", "NaN", "NAN", "NA", "N/A", "n/a", "#N/A", "None", "null", "NULL", "<NA>")
@@ -235,8 +234,8 @@ class _Csv:
     def _blocks(self, threads: int) -> Iterator[tuple[bytes, int]]:
         """Whole lines after the header, and where in the file they begin."""
         size = self.file.stat().st_size
-        turns = -(-size // (threads * BLOCK))  # of each thread; in all of them every thread has as much to do
-        step = min(BLOCK, max(_LEAST_BLOCK, -(-size // (threads * turns))))
+        n_blocks = threads * -(-size // (threads * BLOCK))  # in each turn every thread has as much to do
+        step = min(BLOCK, max(_LEAST_BLOCK, -(-size // n_blocks)))
         with open_binary(self.file, self.name) as handle:
             offset, line = 0, b""
             while not line.strip():
@@ -255,14 +254,6 @@ class _Csv:
                 with self.file.open("rb") as handle:
                     before = handle.read(offset).count(b"\n")
                 raise InputError(f"{self.name}: {ragged(before + number, line.count(sign) + 1, width)}")
-
-
-def ragged(line: int, found: int, expected: int) -> str:
-    """What to say about a line with too many or too few fields."""
-    return (
-        f"line {line:,} has {found} fields where the header has {expected}; text that holds the separator must be "
-        "in quotation marks"
-    )
 
 
 class Fields(NamedTuple):
@@ -316,8 +307,7 @@ def split_lines(
 def _words(text: Bytes, at: Places, length: Places, less: int = 0) -> Words:
     """Up to eight bytes from each place on, first byte lowest, their bits less those of `less`; 0 beyond the length."""
     words: Words = np.ndarray(len(text) - _WORD + 1, dtype="<u8", buffer=text, strides=(1,))[at]
-    if less:
-        words ^= np.uint64(less)
+    words ^= np.uint64(less)
     words &= _MASK.take(np.clip(length, 0, _WORD))  # quicker than an index
     return words
 

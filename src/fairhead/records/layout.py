@@ -235,3 +235,11 @@ def _column(values: list[str]) -> Column:
     levels = sorted({*values}, key=place)
     code = {level: number for number, level in enumerate(levels)}
     return Column(np.array([code[value] for value in values], dtype=np.int32), tuple(levels))
+
+
+def ragged(line: int, found: int, expected: int) -> str:
+    """What to say about a line with too many or too few fields."""
+    return (
+        f"line {line:,} has {found} fields where the header has {expected}; text that holds the separator must be "
+        "in quotation marks"
+    )

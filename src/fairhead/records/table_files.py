@@ -38,9 +38,8 @@ from fairhead.records.csv_files import (
     check_text,
     csv_source,
     open_binary,
-    ragged,
 )
-from fairhead.records.layout import Layout, number_repeated
+from fairhead.records.layout import Layout, number_repeated, ragged
 from fairhead.store import refuse_pipe, whole_file
 
 FORMATS = {".csv": "csv", ".tsv": "tsv", ".tab": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl"}

@@ -25,6 +25,13 @@ def make(n=400, seed=0, **more):
     return Records(Column(y, ("no", "yes")), Column(p, ("no", "yes")), groups=groups, **more)
 
 
+def test_an_audit_leaves_the_buffers_of_numpy_as_they_were():
+    with np.errstate():
+        np.setbufsize(4096)
+        fairhead.audit(make(), n_boot=100)
+        assert np.getbufsize() == 4096
+
+
 @pytest.mark.parametrize(
     "code",
     [

@@ -94,6 +94,18 @@ def test_both_readers_make_the_same_records(tmp_path, monkeypatch, end):
     np.testing.assert_allclose(quick.scores, slow.scores, rtol=3e-16)  # pandas rounds the last bit as it likes
 
 
+def test_threads_have_equally_much_to_read(tmp_path, monkeypatch):
+    """Two of them, 10 kB: no block of 4 kB and a rest, but two turns of each."""
+    monkeypatch.setattr(csv_files, "BLOCK", 4000)
+    monkeypatch.setattr(csv_files, "_LEAST_BLOCK", 100)
+    file, rows = tmp_path / "rows.csv", b"1,a\n0,bb\n" * 1100
+    file.write_bytes(b"y,g\n" + rows)
+    blocks = [block for block, _ in csv_files._Csv(file, "rows", ",", ["y", "g"], ".", True)._blocks(2)]
+    assert b"".join(blocks) == rows
+    assert len(blocks) == 4
+    assert max(map(len, blocks)) - min(map(len, blocks)) < 20
+
+
 classes = st.sampled_from(
     ["0", "1", "01", "+1", "-0", "1.0", "1.", " 1", "1 ", "1e0", "1_0", "0x1", "", "NA", "None", "a", "é"]
 )
