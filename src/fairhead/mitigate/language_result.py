@@ -84,7 +84,6 @@ def _watched(record: TrainingRecord) -> list[str]:
     if "watched" not in record.results:
         return []
     seen = record.results["watched"]
-    of = "" if isinstance(record.data.get("source", ""), str) else " of the source that is most clearly off even"
     before, after = seen["before"], seen["after"]
     kept = f"the weights after step {seen['chosen']} are kept"
     if not seen["chosen"]:
@@ -94,9 +93,11 @@ def _watched(record: TrainingRecord) -> list[str]:
             f"clearly past it, and a perplexity of at most {most:.2f} (--perplexity-rise); more --checks or a lower "
             "--lr may find one"
         )
+    score = f"from {100 * before['ss']:.1f} to {100 * after['ss']:.1f} %"
+    perplexity = f"from {before['perplexity']:.2f} to {after['perplexity']:.2f}"
     return [
-        f"on {seen['items']} watched items the stereotype score{of} went from {100 * before['ss']:.1f} to "
-        f"{100 * after['ss']:.1f} % and perplexity from {before['perplexity']:.2f} to {after['perplexity']:.2f}; {kept}"
+        f"on {seen['items']} watched items the stereotype score (of the source or category most clearly off even) went "
+        f"{score} and perplexity {perplexity}; {kept}"
     ]
 
 

@@ -69,31 +69,37 @@ def set_aside(items: Sequence[StereoSetItem], plan: LanguagePlan) -> TripletSpli
 
 
 def scores_of(scorer: Scorer) -> Callable[[Sequence[StereoSetItem]], float]:
-    """The stereotype score of items, as StereoSet has it; of several sources that of the one most clearly off even."""
+    """The stereotype score of items, as StereoSet has it; of several sources or categories as `_clearest` says."""
     return lambda items: _clearest(scorer, items)[0]
 
 
 def _clearest(scorer: Scorer, items: Sequence[StereoSetItem]) -> tuple[float, float]:
-    """The score of the source that is most clearly off even, and how far it may be off by chance.
+    """The score of the source or category that is most clearly off even, and how far it may be off by chance.
 
-    That is the source whose interval leaves even out farthest; where none does, that with the shortest interval. A few
-    terms, whose score varies most, do not speak for the others.
+    That is the one whose interval leaves even out farthest; where none does, the source with the shortest interval. A
+    few terms, whose score varies most, do not speak for the others: intervals of categories are corrected for their
+    number (Bonferroni).
     """
     answers = scorer.score(stereoset.requests(items), on_long="skip")
-    sources = sorted({item.source for item in items})
-    tables = [stereoset.table([item for item in items if item.source == source], answers) for source in sources]
-    return max(map(_with_chance, tables), key=lambda one: (max(0.0, _from_even(one[0]) - one[1]), -one[1]))
+    parts: dict[tuple[str, ...], list[StereoSetItem]] = {}
+    for item in items:
+        for of in ((item.source,), (item.source, item.bias_type)):
+            parts.setdefault(of, []).append(item)
+    levels = {1: 0.95, 2: 1 - 0.05 / sum(len(of) == 2 for of in parts)}
+    found = [(len(of), *_with_chance(stereoset.table(parts[of], answers), levels[len(of)])) for of in sorted(parts)]
+    _, score, chance = max(found, key=lambda one: (max(0.0, _from_even(one[1]) - one[2]), -one[0], -one[2]))
+    return score, chance
 
 
-def _with_chance(table: ItemTable) -> tuple[float, float]:
+def _with_chance(table: ItemTable, level: float) -> tuple[float, float]:
     """The score of a table, and half the width of its interval: Student's over the terms, so that few of them do.
 
     Terms that all have the same score have no spread: how far they may be off is that of as many equal answers.
     """
     terms = _measure("stereoset", "ss", table).sums(table)[:, :1]
-    found = cluster_means(terms, range(len(terms)))
+    found = cluster_means(terms, range(len(terms)), level)
     equal = bool((terms == terms[0]).all())
-    return float(found.value[0]), reach_of_equal(len(terms)) if equal else float(found.high[0] - found.value[0])
+    return float(found.value[0]), reach_of_equal(len(terms), level) if equal else float(found.high[0] - found.value[0])
 
 
 def _from_even(score: float) -> float:

@@ -123,7 +123,7 @@ class LanguagePlan(Plan):
             On the other side of 50 %, it may be no further than half the width of the interval of the score before
             training. Training stops after two checks in a row at or past 50 %. If that interval includes 50 %, as with
             few terms, training never stops early, and the score may be as far from 50 % as half that interval is wide.
-            Of several sources, the score is that of the one most clearly off 50 %, by its interval.
+            The score is that of the source or category most clearly off 50 %, by its interval.
             0 disables the checks.
         watched: share of the training items, by target term, that is set aside for the checks and not trained on.
         perplexity_rise: maximum relative rise in perplexity of the neutral text (or of the unrelated sentences, if

@@ -108,6 +108,39 @@ def test_no_source_hides_what_becomes_of_another(likelier, seen):
     assert score(items[::-1]) == score(items)
 
 
+@pytest.mark.parametrize(
+    ("likelier", "seen"),
+    [
+        ((32, 12), 0.8),  # the mean would be near even
+        ((12, 20, 26), 0.3),
+        ((25, 15), 0.5),  # as far off as chance explains: the score of all speaks
+        ((26, 26), 0.65),  # all of them are more clearly off than either
+        ((9, 10, 11, 10), 0.25),
+    ],
+)
+def test_no_category_hides_what_becomes_of_another(likelier, seen):
+    """Of 40 terms a category so many prefer the stereotype, all of one source."""
+    items, scores = scored(*((40, n) for n in likelier))
+    of_one = [replace(item, source="", bias_type=item.source) for item in items]
+    score = scores_of(SimpleNamespace(score=lambda requests, on_long: scores))
+    assert score(of_one) == pytest.approx(seen)
+    assert score(of_one[::-1]) == score(of_one)
+
+
+def test_categories_of_an_even_model_seldom_speak():
+    """Each of ten has 40 terms; by intervals of 95 % one of them would be clearly off even in a third of all draws."""
+    rng, spoke = np.random.default_rng(0), 0
+    items, scores = scored(*[(40, 0)] * 10)
+    of_one = [replace(item, source="", bias_type=item.source) for item in items]
+    for _ in range(100):
+        likelier = rng.random(len(items)) < 0.5
+        for item, yes in zip(items, likelier, strict=True):
+            scores[f"{item.kind}/{item.id}/stereotype"] = Score("", -0.5 if yes else -1.5, 1)
+        found = _clearest(SimpleNamespace(score=lambda requests, on_long: scores), of_one)[0]
+        spoke += found != pytest.approx(likelier.mean())
+    assert spoke <= 15
+
+
 def clearest(*sources):
     """Score and chance of sources of so many terms, of which so many prefer the stereotype."""
     items, scores = scored(*sources)
@@ -217,7 +250,7 @@ def test_held_out_parts_of_both_are_compared(both, sources, tmp_path, capsys, ca
     assert "its authors ask that none be trained on it" in caplog.text
     assert "It was trained on CrowS-Pairs" in (tmp_path / "out/README.md").read_text()
     said = " ".join(capsys.readouterr().out.split())
-    assert "the stereotype score of the source that is most clearly off even went from" in said
+    assert "the stereotype score (of the source or category most clearly off even) went from" in said
     record, split = TrainingRecord.read(tmp_path / "out"), TripletData(both, held_out=(0.25, 0.5)).read()
     assert record.data["source"] == both
     assert record.data["held_out"] == [0.25, 0.5]
