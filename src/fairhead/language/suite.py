@@ -40,6 +40,8 @@ NOT_WHOLE = "is not as fairhead writes it: it lacks a field, or has another in i
 T = TypeVar("T")
 _GRADES = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0}  # inspect_ai's marks, with the values that it gives them
 _SAMPLES = re.compile(r"samples_(?P<task>.+)_\d{4}-\d\d-\d\dT[\d.-]+\.jsonl")
+# Fields of a line of lm-evaluation-harness that are no metric: until 0.4.6 a line does not list its metrics.
+_ABOUT = {"doc_id", "doc", "target", "arguments", "resps", "filtered_resps", "doc_hash", "prompt_hash", "target_hash"}
 _EXPECTED = (
     "expected a folder of fairhead lm suite, samples_*.jsonl of lm-evaluation-harness (--log_samples), or JSON logs of "
     "inspect_ai (inspect log convert --to json)"
@@ -299,7 +301,10 @@ def _read_log(file: Path, alone: bool) -> tuple[str, str | None, list[Sample]] |
     if file.suffix == ".jsonl":
         named = _SAMPLES.fullmatch(file.name)
         with reading(file, "is not a file of samples that lm-evaluation-harness wrote (--log_samples)"):
-            lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+            text = file.read_text(encoding="utf-8")
+            # Until 0.4.2 the file is one list.
+            whole = text.startswith("[")
+            lines = json.loads(text) if whole else [json.loads(line) for line in text.splitlines() if line.strip()]
             samples = _of_lm_eval(lines)
         model, results = None, file.with_name("results_" + file.stem.rpartition("_")[2] + ".json")
         if results.is_file():
@@ -321,15 +326,28 @@ def _read_log(file: Path, alone: bool) -> tuple[str, str | None, list[Sample]] |
 
 
 def _of_lm_eval(lines: Iterable[Mapping[str, Any]]) -> list[Sample]:
-    """One sample per document; where there are several filters of the answers there is a line for each."""
+    """One sample per document; where there are several filters of the answers there is a line for each.
+
+    Until 0.4.6 lines name no filter: those of a document are numbered.
+    """
     found: dict[str, Sample] = {}
+    times: Counter[str] = Counter()
     for line in lines:
-        name = f"{line['doc_id']}/{line['doc_hash'][:8]}"
-        before = "" if line.get("filter", "none") == "none" else f"{line['filter']} "
+        told = line.get("doc_hash") or _hash_of(line["doc"])
+        name = f"{line['doc_id']}/{told[:8]}"
+        times[name] += 1
+        filtered = line.get("filter", f"filter {times[name]}" if times[name] > 1 else "none")
+        before = "" if filtered == "none" else f"{filtered} "
         doc = line["doc"] if isinstance(line["doc"], Mapping) else {}
         values = found.setdefault(name, Sample(name, name, doc, {})).values
-        values |= {f"{before}{metric}": _number(line.get(metric)) for metric in line["metrics"]}
+        metrics = line.get("metrics", [key for key in line if key not in _ABOUT])
+        values |= {f"{before}{metric}": _number(line.get(metric)) for metric in metrics}
     return list(found.values())
+
+
+def _hash_of(doc: Any) -> str:
+    """As lm-evaluation-harness itself makes it since 0.4.3."""
+    return hashlib.sha256(json.dumps(doc, indent=2, ensure_ascii=False).encode()).hexdigest()
 
 
 def _of_inspect(samples: Iterable[Mapping[str, Any]]) -> list[Sample]:

@@ -37,6 +37,38 @@ def test_lm_eval_means_are_those_that_the_harness_printed():
     assert all(change.value is None for change in run.by_category)  # three documents a job
 
 
+@pytest.mark.parametrize("version", ["0.4.2", "0.4.6"])
+def test_logs_of_older_harnesses_give_the_same_figures(tmp_path, version):
+    """0.4.3 to 0.4.6 list neither metrics nor filter; 0.4.0 to 0.4.2 have no hashes either and write one list."""
+    older, hashes = [], ("doc_hash", "prompt_hash", "target_hash") if version == "0.4.2" else ()
+    for path in logs("lm-eval", "jsonl"):
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        for line in lines:
+            for key in (
+                "metrics",
+                "filter",
+                *(("doc_hash", "prompt_hash", "target_hash") if hashes else ()),
+            ):
+                del line[key]
+        older.append(tmp_path / path.name)
+        older[-1].write_text(json.dumps(lines, indent=2) if hashes else "\n".join(map(json.dumps, lines)))
+    for before in (logs("lm-eval", "jsonl")[0], older[0]):
+        told, known = compare_suites([before, older[1]], **QUICK), compare_suites(logs("lm-eval", "jsonl"), **QUICK)
+        assert told.runs[0].headlines == known.runs[0].headlines
+
+
+def test_filters_without_a_name_are_numbered(tmp_path):
+    """As gsm8k writes them: a line of a document for each filter, the strict one first."""
+    doc = {"doc_id": 0, "doc": {"question": "1 + 1"}, "target": "2", "arguments": {}, "resps": [], "filtered_resps": []}
+    path = tmp_path / "samples_gsm8k_2024-09-16T11-48-27.324691.jsonl"
+    path.write_text("".join(json.dumps({**doc, "exact_match": value}) + "\n" for value in (0.0, 1.0)))
+    table = read_run(path).table("lm-eval:gsm8k")
+    assert {name: table.column(name).tolist() for name in table.fields} == {
+        "exact_match": [0.0],
+        "filter 2 exact_match": [1.0],
+    }
+
+
 def test_samples_that_share_a_field_are_drawn_together():
     plain, clustered = (
         compare_suites(logs("lm-eval", "jsonl"), **QUICK, cluster=by).runs[0].headlines[0] for by in (None, "end")
