@@ -31,7 +31,7 @@ class Request(NamedTuple):
     @property
     def digest(self) -> str:
         """A hash of both texts: an id alone would let scores of older data pass for those of newer."""
-        return _digest(f"{len(self.prefix)}\n{self.prefix}{self.continuation}")
+        return text_digest(f"{len(self.prefix)}\n{self.prefix}{self.continuation}")
 
 
 class Prompt(NamedTuple):
@@ -43,10 +43,11 @@ class Prompt(NamedTuple):
     @property
     def digest(self) -> str:
         """A hash of the text."""
-        return _digest(self.text)
+        return text_digest(self.text)
 
 
-def _digest(text: str) -> str:
+def text_digest(text: str) -> str:
+    """What tells a text from another."""
     return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).hexdigest()
 
 

@@ -49,7 +49,8 @@ def compare_suites(
     suites = [read_run(Path(folder), cluster, category) for folder in folders]
     how = resampling or Resampling()
     trained = sorted({target for suite in suites for target in (suite.training or {}).get("training_targets", ())})
-    compared = [_Pair(suites[0], suite, frozenset(trained), how, n_perm) for suite in suites[1:]]
+    seen = frozenset().union(*map(_trained, suites))
+    compared = [_Pair(suites[0], suite, seen, how, n_perm) for suite in suites[1:]]
     for pair in compared:
         if not pair.common():
             raise InputError(f"{pair.before.folder} and {pair.after.folder} have no benchmark or task in common")
@@ -117,7 +118,7 @@ class _Pair:
         if named:
             common = {old: new for benchmark in all_benchmarks() for old, new in benchmark.axes.items()}
             return tuple(sorted({common.get(name.lower(), name.lower()) for name in named}))
-        terms, axes = training.get("training_targets", ()), set()
+        terms, axes = _trained(self.after), set()
         for benchmark in map(benchmark_named, self.after.measured if terms else ()):
             if benchmark.trained_on is not None:
                 table = self.after.table(benchmark.name)
@@ -174,6 +175,12 @@ class _Pair:
             )
             for metric, group in getattr(benchmark, wanted)(one)
         ]
+
+
+def _trained(suite: Suite) -> set[str]:
+    """Terms and digests of texts that its model was trained on."""
+    training = suite.training or {}
+    return {*training.get("training_targets", ()), *training.get("training_texts", ())}
 
 
 def _token(stored: StoredItems) -> str | None:

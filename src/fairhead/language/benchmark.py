@@ -254,7 +254,7 @@ class Benchmark:
     finish: Callable[[BenchmarkResult, Any, Any, Resampling], BenchmarkResult] = lambda result, *more: result
     # The report of a result, from it, the model's name and the confidence level
     report: Callable[[BenchmarkResult, str, float], dict[str, Any]] | None = None
-    # Rows of a table whose terms are among these: a model trained on them is not scored on them
+    # Rows of a table whose terms, or digests of texts, are among these: a model trained on them is not scored on them
     trained_on: Callable[[ItemTable, Iterable[str]], list[int]] | None = None
     # Its items as pairs of sentences, stereotype first; the first two `requests` of an item are those of its pair
     pairs: Callable[[Iterable[Any]], list[SentencePair]] | None = None
@@ -396,7 +396,7 @@ def more_often(metric: str, words: str) -> Callable[[BenchmarkResult, float], li
 
 
 def of_terms(found: ItemTable, terms: Iterable[str]) -> list[int]:
-    """Rows whose cluster is one of these terms, after the category or the id that it begins with."""
+    """Rows whose cluster is one of these terms, after the category or the id that it begins with, or whose text is."""
     trained = set(terms)
-    names = zip(found.ids, found.clusters, strict=True)
-    return [i for i, (n, c) in enumerate(names) if {c.removeprefix(f"{n}/"), c.partition("/")[2]} & trained]
+    names = zip(found.ids, found.clusters, found.texts or found.ids, strict=True)
+    return [i for i, (n, c, t) in enumerate(names) if {c.removeprefix(f"{n}/"), c.partition("/")[2], t} & trained]

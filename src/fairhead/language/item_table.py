@@ -39,6 +39,7 @@ class ItemTable:
     values: Array  # one row per item, [n, fields]
     order: tuple[str, ...] = ()  # the categories in the order in which they are reported
     left_out: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # ids of items without a row, by reason
+    texts: tuple[str, ...] = ()  # digests of the sentences by which a training knows items again, [n]; or none
 
     @classmethod
     def of(
@@ -50,6 +51,7 @@ class ItemTable:
         columns: Mapping[str, ArrayLike],
         order: Iterable[str] | None = None,
         left_out: Mapping[str, tuple[str, ...]] | None = None,
+        texts: Sequence[str] = (),
     ) -> "ItemTable":
         """A table from its columns; without an order categories are sorted."""
         if len(set(ids)) != len(ids):
@@ -66,6 +68,7 @@ class ItemTable:
             np.column_stack(values) if len(ids) else np.empty((0, len(columns))),
             tuple(chosen),
             dict(left_out or {}),
+            tuple(texts),
         )
 
     def __len__(self) -> int:
@@ -80,8 +83,8 @@ class ItemTable:
         chosen = np.asarray(rows, dtype=np.intp)
         kept = chosen.tolist()
         ids, clusters = (tuple(of[i] for i in kept) for of in (self.ids, self.clusters))
-        groups = tuple(self.groups[i] for i in kept)
-        return replace(self, ids=ids, clusters=clusters, groups=groups, values=self.values[chosen])
+        groups, texts = tuple(self.groups[i] for i in kept), tuple(self.texts[i] for i in kept if self.texts)
+        return replace(self, ids=ids, clusters=clusters, groups=groups, values=self.values[chosen], texts=texts)
 
     def part(self, group: str | None) -> "ItemTable":
         """The items of one category; None is all of them."""
@@ -108,8 +111,10 @@ class ItemTable:
         with whole_file(path) as part, open(part, "w", encoding="utf-8") as file:
             file.write(json.dumps(header, ensure_ascii=False) + "\n")
             rows = zip(self.ids, self.clusters, self.groups, self.values.tolist(), strict=True)
-            for name, cluster, of_item, row in rows:
+            for i, (name, cluster, of_item, row) in enumerate(rows):
                 line = {"id": name, "cluster": cluster, "groups": of_item, "values": [_short(v) for v in row]}
+                if self.texts:
+                    line["text"] = self.texts[i]
                 file.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
 
 
@@ -145,6 +150,7 @@ def read_items(path: Path) -> StoredItems:
             dict(zip(header["fields"], values.T, strict=True)),
             header["order"],
             {reason: tuple(names) for reason, names in header["left_out"].items()},
+            [str(row["text"]) for row in rows if "text" in row],
         )
         return StoredItems(table, header["settings"])
 

@@ -227,10 +227,10 @@ def _needed(row: Row, at: NDArray[np.int64]) -> tuple[Row, NDArray[np.int64]]:
     return kept, before[at]
 
 
-def reads_trees(model: nn.Module, vocabulary: int, context: int) -> bool:
+def reads_trees(model: nn.Module) -> bool:
     """Whether a model gives the same logits in a tree as in plain rows."""
-    length = min(6, context)
-    draws = np.random.default_rng(0).integers(vocabulary, size=(3, length))
+    length = min(6, context_length(model))
+    draws = np.random.default_rng(0).integers(vocabulary_of(model), size=(3, length))
     first, second, third = (list(map(int, row)) for row in draws)
     half = length // 2
     # Two that share a beginning, and one of its own with the same last token as the second.

@@ -19,7 +19,15 @@ from fairhead import __version__
 from fairhead.data import parse_spec
 from fairhead.data.sentences import BBQItem, CrowsPair, StereoSetItem
 from fairhead.errors import InputError, UnsupportedModel
-from fairhead.language.answers import Answers, Generation, GenerationJournal, Progress, Sampling, journal_in
+from fairhead.language.answers import (
+    Answers,
+    Generation,
+    GenerationJournal,
+    Progress,
+    Sampling,
+    journal_in,
+    text_digest,
+)
 from fairhead.language.benchmark import Benchmark, BenchmarkResult, Measured, NotMeasured, Work
 from fairhead.language.benchmarks import benchmark_named, choose, on_data
 from fairhead.language.suite import FILE, Suite, read_object
@@ -29,7 +37,10 @@ from fairhead.store import made_folder, write_json
 TRAINING_FILE = "fairhead-training.json"
 TRAINING_SCHEMA = "fairhead.training/1"
 # Of the record of a training: what tells which items a comparison may use, and how the model came about.
-_OF_TRAINING = ("method", "settings", "plan", "data", "base", "training_targets", "held_out_targets")
+_OF_TRAINING = (
+    *("method", "settings", "plan", "data", "base"),
+    *("training_targets", "held_out_targets", "training_texts"),
+)
 Item = TypeVar("Item", CrowsPair, StereoSetItem, BBQItem)
 Report = Callable[[str, int, int], None]
 
@@ -42,9 +53,10 @@ class TrainingRecord:
     settings: Mapping[str, Any] = field(default_factory=dict)  # of the method
     plan: Mapping[str, Any] = field(default_factory=dict)  # of the training: epochs, learning rate, seed, ...
     data: Mapping[str, Any] = field(default_factory=dict)  # its name, its path, and how it was split
-    # Terms (of pairs: sentences) that were trained on, in lower case; a score on them says nothing
+    # Terms (of pairs without one: sentences) that were trained on, in lower case; a score on them says nothing
     training_targets: tuple[str, ...] = ()
     held_out_targets: tuple[str, ...] = ()  # terms that were not
+    training_texts: tuple[str, ...] = ()  # digests of the stereotypes, by which items of any reader are known again
     base: str | None = None  # the model that training began with
     history: tuple[Mapping[str, Any], ...] = ()  # a line per logged step
     results: Mapping[str, Any] = field(default_factory=dict)  # anything that was measured at the end
@@ -61,19 +73,17 @@ class TrainingRecord:
 
 
 def without_training_targets(items: Iterable[Item], folder: str | os.PathLike[str]) -> tuple[Item, ...]:
-    """The items whose term `folder` was not trained on.
+    """The items whose term or stereotype `folder` was not trained on; of a question the term is the template."""
+    record = TrainingRecord.read(folder)
+    trained = {*record.training_targets, *record.training_texts}
 
-    Of a question it is the template. A pair must not have been trained on under another term either: its more
-    stereotypical sentence counts as one.
-    """
-    trained = set(TrainingRecord.read(folder).training_targets)
+    def known_by(item: Item) -> tuple[str, ...]:
+        if isinstance(item, BBQItem):
+            return (item.template.casefold(),)
+        stereotype = item.more if isinstance(item, CrowsPair) else item.texts.stereotype
+        return item.target.casefold(), text_digest(stereotype)
 
-    def terms(item: Item) -> tuple[str, ...]:
-        if isinstance(item, CrowsPair):
-            return item.target, item.more
-        return (item.template if isinstance(item, BBQItem) else item.target,)
-
-    return tuple(item for item in items if trained.isdisjoint(term.casefold() for term in terms(item)))
+    return tuple(item for item in items if trained.isdisjoint(known_by(item)))
 
 
 def unseen(items: Sequence[Any], model: Any) -> Sequence[Any]:

@@ -104,7 +104,7 @@ class Scorer:
         self.vocabulary = vocabulary_of(self.model)
         self.context = context_length(self.model)
         with quiet(self.model):
-            self.reads_trees = reads_trees(self.model, self.vocabulary, self.context)
+            self.reads_trees = reads_trees(self.model)
         # Layers with a window hide tokens that are far away: trees and branches must stay within it.
         self._window = window_of(self.model)
 

@@ -27,7 +27,7 @@ from fairhead.language.suite import NOT_WHOLE
 from fairhead.mitigate import method_named
 from fairhead.mitigate.language_result import MitigatedLanguage, card_of
 from fairhead.mitigate.sentence_losses import looker, scores_of, set_aside, wrecked
-from fairhead.mitigate.triplets import SHARE, TripletData, targets
+from fairhead.mitigate.triplets import SHARE, TripletData, targets, texts_of
 from fairhead.mitigate.triplets import Prepared as Prepared
 from fairhead.models import attach, open_model, save
 from fairhead.models.attached import refuse_method
@@ -128,6 +128,7 @@ class LanguageTrainer:
             **self.identity(data),
             training_targets=() if split is None else targets(split.train),
             held_out_targets=() if split is None else targets(split.held_out),
+            training_texts=() if split is None else texts_of(split.train),
             history=tuned.history,
             results=results,
         )

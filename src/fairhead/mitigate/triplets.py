@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from fairhead.data import parse_spec, read_items
 from fairhead.data.sentences import BBQItem, CrowsPair, StereoSetItem, Triplet, TripletSplit, split_by_target
-from fairhead.data.splits import shuffle_by_hash, words_in_common
+from fairhead.data.splits import shuffle_by_hash
 from fairhead.errors import InputError, check_known
-from fairhead.language.answers import TOO_LONG
+from fairhead.language.answers import TOO_LONG, text_digest
 from fairhead.language.packing import (
     Alignment,
     Ints,
@@ -31,16 +31,7 @@ from fairhead.language.packing import (
     start_token,
     token_ids,
 )
-from fairhead.language.row_layout import (
-    Layout,
-    Sentences,
-    context_length,
-    reads_trees,
-    send,
-    stack,
-    vocabulary_of,
-    window_of,
-)
+from fairhead.language.row_layout import Layout, Sentences, reads_trees, send, stack, window_of
 from fairhead.language.running import digest
 from fairhead.settings import PYTHON_ONLY, Count, Option, Seed, Share, check_settings
 from fairhead.train.step import say_once
@@ -251,10 +242,13 @@ def swapped_people(items: Iterable[BBQItem]) -> list[CrowsPair]:
 
 
 def targets(items: Sequence[StereoSetItem]) -> tuple[str, ...]:
-    """The distinct target terms of items, and the sentences of pairs that were given none, in lower case, sorted."""
-    found = {item.target.casefold() for item in items}
-    without_term = (i for i in items if i.of_pair and i.target == words_in_common(*i.sentences[:2]))
-    return tuple(sorted(found | {item.sentences.stereotype.casefold() for item in without_term}))
+    """The distinct target terms of items, in lower case, sorted."""
+    return tuple(sorted({item.target.casefold() for item in items}))
+
+
+def texts_of(items: Sequence[StereoSetItem]) -> tuple[str, ...]:
+    """Digests of their stereotypes, sorted: whoever reads the same sentences in another way knows them by these."""
+    return tuple(sorted({text_digest(item.texts.stereotype) for item in items}))
 
 
 def encode_triplets(items: Iterable[StereoSetItem], tokenizer: Any, context: int | None = None) -> EncodedTriplets:
@@ -329,7 +323,7 @@ def layouts_of(model: nn.Module) -> Callable[[Sequence[Any]], Layout]:
     """How to hand examples that have a `tree` to a model: so, if it reads trees and has no window narrower than one."""
     window = window_of(model) or 1 << 30
     with torch.no_grad():
-        trees = reads_trees(model, vocabulary_of(model), context_length(model))
+        trees = reads_trees(model)
 
     def choose(examples: Sequence[Any]) -> Layout:
         return Layout(model, trees and max(len(example.tree.tokens) for example in examples) <= window)

@@ -12,16 +12,18 @@ from scipy.stats import binomtest, ttest_1samp
 
 import fairhead
 from fairhead.cli import main
-from fairhead.data import dataset
+from fairhead.data import dataset, read_items
 from fairhead.data.sentences import GOLD_LABELS, CrowsPair, read_bbq
 from fairhead.errors import InputError
 from fairhead.language.answers import Score
 from fairhead.language.benchmarks import bbq as bbq_benchmark
+from fairhead.language.benchmarks import benchmark_of
+from fairhead.language.item_table import read_items as read_table
 from fairhead.language.running import TrainingRecord, read_data, without_training_targets
 from fairhead.mitigate.balance_pairs import BalancePairs
 from fairhead.mitigate.language_trainer import LanguageTrainer, scores_of, set_aside
 from fairhead.mitigate.sentence_losses import _clearest
-from fairhead.mitigate.triplets import TripletData, swapped_people, targets
+from fairhead.mitigate.triplets import TripletData, swapped_people, targets, texts_of
 from fairhead.train import LanguagePlan
 from fairhead.train.step import say_once
 
@@ -317,18 +319,48 @@ def test_pairs_of_one_term_belong_together(tmp_path, capsys):
     assert [line.split()[0] for line in told.splitlines() if line.strip().startswith(("all", "stereo"))] == ["all"]
 
 
-def test_own_pairs_that_were_trained_on_are_known_by_their_sentences_too(tmp_path):
-    """The same pairs, read as published, have no words in common for a term: their sentences are."""
-    file = tmp_path / "own.csv"
-    rows = [f"the {who} was late and kind .,the {who} was late and rude ." for who in WHO]
-    file.write_text("\n".join(["more,less", *rows]))
-    split = TripletData(f"pairs:{file}", held_out=0.5).read()
-    TrainingRecord("cda", training_targets=targets(split.train)).write(tmp_path)
-    published = [
-        CrowsPair(item.id, *item.sentences[:2], "stereo", "all", ()) for item in (*split.train, *split.held_out)
-    ]
-    kept = without_training_targets(published, tmp_path)
-    assert {pair.id for pair in kept} == {item.id for item in split.held_out}
+@pytest.fixture
+def read_as(tmp_path):
+    """The same six pairs in several forms: as published, as own pairs with and without a term, as own triplets."""
+    rows = [(f"the {who} was late .", f"the {who} was always kind .") for who in WHO[:6]]
+    folder = tmp_path / "crows_pairs"
+    folder.mkdir()
+    tables = {
+        folder / "crows_pairs_anonymized.csv": (
+            ["", "sent_more", "sent_less", "stereo_antistereo", "bias_type", "annotations"],
+            [(i, *pair, "stereo", "age", "[]") for i, pair in enumerate(rows)],
+        ),
+        tmp_path / "plain.csv": (["more", "less"], rows),
+        tmp_path / "terms.csv": (["more", "less", "term"], [(*pair, f"term {i}") for i, pair in enumerate(rows)]),
+        tmp_path / "threes.csv": (
+            ["stereotype", "anti_stereotype", "unrelated", "term"],
+            [(*pair, "people went home .", f"word {i}") for i, pair in enumerate(rows)],
+        ),
+    }
+    for path, (head, lines) in tables.items():
+        with path.open("w", newline="") as handle:
+            csv.writer(handle).writerows([head, *lines])
+    specs = {"crows": folder, **{path.stem: path for path in tables if path.parent == tmp_path}}
+    kinds = {"plain": "pairs", "terms": "pairs", "threes": "triplets"}
+    return {name: f"{kinds.get(name, name)}:{path}" for name, path in specs.items()}
+
+
+@pytest.mark.parametrize("scored_as", ["crows", "plain", "terms", "threes"])
+@pytest.mark.parametrize("trained_as", ["crows", "plain", "terms", "threes"])
+def test_trained_sentences_are_known_again_whatever_reader_they_came_by(read_as, tmp_path, trained_as, scored_as):
+    train = TripletData(read_as[trained_as], held_out=0).read().train[:3]
+    TrainingRecord("cda", training_targets=targets(train), training_texts=texts_of(train)).write(tmp_path)
+    items = read_items(read_as[scored_as])
+    kept = without_training_targets(items, tmp_path)
+    sentences = [(i.more if isinstance(i, CrowsPair) else i.texts.stereotype) for i in kept]
+    assert sentences == [f"the {who} was late ." for who in WHO[3:6]]
+    benchmark = benchmark_of(items)
+    scores = {request.id: Score(request.id, -1.0, 1) for request in benchmark.requests(items, benchmark.options())}
+    benchmark.table(items, scores, benchmark.options()).write(tmp_path / "items.jsonl", {})
+    table = read_table(tmp_path / "items.jsonl").table
+    record = TrainingRecord.read(tmp_path)
+    seen = benchmark.trained_on(table, [*record.training_targets, *record.training_texts])
+    assert {item.id for item in kept} == {name.rpartition("/")[2] for i, name in enumerate(table.ids) if i not in seen}
 
 
 def _bbq_rows(template, story, people, ways=(0, 1)):

@@ -10,6 +10,7 @@ from parsed_page import Page
 
 from fairhead.cli import main
 from fairhead.errors import InputError
+from fairhead.language.answers import text_digest
 from fairhead.language.before_after import compare_suites, markdown_of
 from fairhead.language.before_after_report import report_of, verdict
 from fairhead.language.benchmarks import benchmark_named
@@ -86,6 +87,25 @@ def test_terms_that_were_trained_on_take_no_part(found):
     # Neither are they used for the run that was not trained on them: all columns speak of the same terms.
     assert figure(even, "stereoset", "ss").n == 120
     assert found.left_out_targets == tuple(sorted(TRAINING["training_targets"]))
+
+
+def test_pairs_whose_sentences_were_trained_on_under_another_term_take_no_part(tmp_path):
+    """The one that was trained prefers no stereotype in the half of the pairs that it has seen."""
+    n, folders = 240, []
+    names, texts = [str(i) for i in range(n)], [text_digest(f"Sentence {i}.") for i in range(n)]
+    for name, training in (("base", None), ("own", {"method": "cda", "training_texts": texts[: n // 2]})):
+        folders.append(tmp_path / name)
+        folders[-1].mkdir()
+        more = np.where((np.arange(n) < n // 2) & (training is not None), -1.0, 1.0)
+        columns = {"more logprob": more, "less logprob": [0.0] * n, "more tokens": [1] * n, "less tokens": [1] * n}
+        groups = [("stereo", "age")] * n
+        table = ItemTable.of("crows_pairs", names, [f"{i}/term {i}" for i in names], groups, columns, texts=texts)
+        table.write(folders[-1] / "crows_pairs.items.jsonl", {})
+        Suite(folders[-1], name, {"weights": name}, training, {}).write()
+    (run,) = compare_suites(folders, resampling=QUICK, n_perm=200).runs
+    held_out, seen = (figure(run, "crows_pairs", "ss", kind=kind) for kind in ("headlines", "seen"))
+    assert (held_out.a, held_out.b, held_out.n) == (1, 1, n // 2)
+    assert (seen.a, seen.b, seen.n) == (1, 0, n // 2)
 
 
 def test_templates_of_bbq_that_were_trained_on_take_no_part(tmp_path):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 
 from fairhead.errors import InputError
+from fairhead.language.answers import text_digest
 from fairhead.language.benchmark import (
     ASKS,
     SHOWS,
@@ -85,6 +86,7 @@ def table(gaps: "PairGaps", layer: int = -1) -> ItemTable:
         {"hit": hit, "chance": gaps.chance, "on": on, "off": off},
         order=[EQUAL, UNEQUAL, *kinds],
         left_out=gaps.left_out,
+        texts=[text_digest(pair.first) for pair in gaps.pairs],
     )
 
 

@@ -19,7 +19,7 @@ from fairhead.data import Items
 from fairhead.data.files import MALFORMED, Skips, Source
 from fairhead.data.sentences import DIRECTIONS, CrowsPair
 from fairhead.errors import InputError
-from fairhead.language.answers import Request, Score, gather
+from fairhead.language.answers import Request, Score, gather, text_digest
 from fairhead.language.benchmark import Benchmark, Figure, Label, Measure, SentencePair, more_often, of_terms
 from fairhead.language.item_table import ItemTable
 from fairhead.settings import Option
@@ -104,6 +104,7 @@ def table(pairs: Iterable[CrowsPair], scores: Mapping[str, Score], options: Any 
         columns,
         [*directions, *sorted({pair.bias_type for pair in found})],
         answers.left_out,
+        [text_digest(pair.more) for pair in found],
     )
 
 

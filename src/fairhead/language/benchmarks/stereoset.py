@@ -16,7 +16,7 @@ from fairhead.data import Items
 from fairhead.data.files import MALFORMED, Skips, Source, text_field
 from fairhead.data.sentences import GOLD_LABELS, KINDS, StereoSetItem, Triplet
 from fairhead.errors import InputError
-from fairhead.language.answers import Request, Score, gather
+from fairhead.language.answers import Request, Score, gather, text_digest
 from fairhead.language.benchmark import (
     ASKS,
     Benchmark,
@@ -114,6 +114,7 @@ def table(items: Iterable[StereoSetItem], scores: Mapping[str, Score], options: 
         columns,
         [*kinds, *types, *crossings],
         answers.left_out,
+        [text_digest(item.texts.stereotype) for item in found],
     )
 
 
