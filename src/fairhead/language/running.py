@@ -74,7 +74,7 @@ class TrainingRecord:
 
 def without_training_targets(items: Iterable[Item], folder: str | os.PathLike[str]) -> tuple[Item, ...]:
     """The items whose term or stereotype `folder` was not trained on; of a question the term is the template."""
-    record = TrainingRecord.read(folder)
+    record: TrainingRecord = TrainingRecord.read(folder)
     trained = {*record.training_targets, *record.training_texts}
 
     def known_by(item: Item) -> tuple[str, ...]:

@@ -35,7 +35,8 @@ class Plan:
             if the GPU runs out of memory.
         precision: "no" (32 bit) or "bf16" (autocast).
         seed: seed of the batch order and of all randomness in the model.
-        checkpoint_minutes: minutes between checkpoints, if there is a folder for them.
+        checkpoint_minutes: minutes between checkpoints, if there is a folder for them; more if writing one would take
+            more than a twentieth of the time. 0 writes one after every step.
     """
 
     epochs: Count = 20
@@ -48,7 +49,7 @@ class Plan:
     accumulate: Count = 1
     precision: Literal["no", "bf16"] = "no"
     seed: Seed = 0
-    checkpoint_minutes: NotNegative = 10.0
+    checkpoint_minutes: NotNegative = 3.0
     panel: ClassVar[str] = "Training"
 
     def __post_init__(self) -> None:

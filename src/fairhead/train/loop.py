@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch import distributed as dist
 
+from fairhead import __version__
 from fairhead.errors import FairheadError, InputError
 from fairhead.store import locked, made_folder, whole_file
 from fairhead.train import Plan
@@ -67,7 +68,7 @@ class Checkpoint:
         """Replace the state; a kill in between leaves the one before."""
         if not self.writes:
             return
-        text = {"identity": json.dumps(comparable(self.identity)), "facts": json.dumps(facts)}
+        text = {"identity": json.dumps(comparable(self.identity)), "facts": json.dumps(facts), "version": __version__}
         with whole_file(made_folder(self.folder) / FILE) as part:
             save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, part, metadata=text)
 
@@ -85,9 +86,11 @@ class Checkpoint:
             raise InputError(f"the checkpoint {path} cannot be read ({error}): remove it to start again") from None
         difference = first_difference(identity, comparable(self.identity))
         if difference is not None:
+            version = text.get("version", "an older version")
+            by = "" if version == __version__ else f", begun by fairhead {version}; this is {__version__}"
             raise InputError(
-                f"the checkpoint in {self.folder} is of another run ({difference}): "
-                "repeat that run's settings, choose another folder, or remove the checkpoint"
+                f"the checkpoint in {self.folder} is of another run ({difference}{by}): "
+                "repeat that run's settings, choose another folder, or remove the checkpoint to start again"
             )
         return State(tensors, facts)
 
@@ -149,7 +152,7 @@ class Loop:
         self.enough = False
         self.losses: list[Tensor] = []
         self.history: list[Any] = []
-        self._seconds = 0.0
+        self._seconds = self._saving = 0.0
         self._started = self._saved = time.perf_counter()
         state = None if checkpoint is None else checkpoint.read()
         if state is not None:
@@ -213,7 +216,8 @@ class Loop:
         self._model.load_state_dict(self.kept, strict=False)
 
     def _save_if_due(self) -> None:
-        if self._checkpoint is None or time.perf_counter() - self._saved < 60 * self._plan.checkpoint_minutes:
+        begun, between = time.perf_counter(), 60 * self._plan.checkpoint_minutes
+        if self._checkpoint is None or begun - self._saved < (between and max(between, 20 * self._saving)):
             return
         tensors = {f"kept.{name}": tensor for name, tensor in self.kept.items()} if self._saves_kept else {}
         tensors |= {f"weight.{name}": tensor for name, tensor in _weights(self._model).items()}
@@ -229,6 +233,7 @@ class Loop:
         facts = {"epoch": self.epoch, "done": self.done, "history": self.history, "seconds": self.seconds}
         self._checkpoint.save(tensors, facts)
         self._saved = time.perf_counter()
+        self._saving = self._saved - begun
 
     def _restore(self, state: State) -> None:
         facts = state.facts

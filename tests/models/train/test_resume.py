@@ -11,9 +11,10 @@ from transformers import ViTConfig, ViTForImageClassification
 from fairhead.errors import InputError
 from fairhead.mitigate import method, names, run
 from fairhead.mitigate.references import run_with_attributes
-from fairhead.train import TrainingPlan
+from fairhead.train import TrainingPlan, loop
 from fairhead.train.fitting import fit
-from fairhead.train.step import Examples
+from fairhead.train.loop import Checkpoint
+from fairhead.train.step import Batches, Examples, optimizer_of
 
 PLAN = TrainingPlan(epochs=3, batch_size=12, learning_rate=3e-3, checkpoint_minutes=0, device="cpu")
 
@@ -144,6 +145,15 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
     run(method("jtt"), build, data, data, replace(PLAN, checkpoint_minutes=5, device=None), checkpoints=tmp_path)
 
 
+def test_a_checkpoint_of_another_version_says_which(tmp_path, monkeypatch):
+    with monkeypatch.context() as earlier:
+        earlier.setattr(loop, "__version__", "0.0.1")
+        Checkpoint(tmp_path, {"settings": {"strength": 1}}).save({"x": torch.zeros(1)}, {})
+    now = Checkpoint(tmp_path, {"settings": {"strength": 1, "centre": "mean"}})
+    with pytest.raises(InputError, match=r"centre was None, now 'mean', begun by fairhead 0\.0\.1; this is .*again"):
+        now.read()
+
+
 def test_a_checkpoint_that_cannot_be_read_says_so(tmp_path):
     data = pictures()
     fit(build(), data, data, PLAN, checkpoints=tmp_path)
@@ -157,6 +167,31 @@ def test_checkpoints_are_written_as_often_as_the_plan_says(tmp_path):
     data = pictures()
     fit(build(), data, data, replace(PLAN, checkpoint_minutes=10), checkpoints=tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_large_checkpoints_take_a_twentieth_of_the_time_at_most(tmp_path, monkeypatch):
+    """Steps of a minute, and 15 s to write a checkpoint: one every five minutes. With 0 minutes each step has one."""
+    clock, data, written = [0.0], pictures(), []
+    monkeypatch.setattr(loop.time, "perf_counter", lambda: clock[0])
+
+    class Slow(Checkpoint):
+        def save(self, tensors, facts):
+            written.append(facts["done"])
+            clock[0] += 15
+
+    for minutes, expected in ((1, [1, 6, 11]), (0, list(range(1, 13)))):
+        plan = replace(PLAN, checkpoint_minutes=minutes)
+        model = build()
+        batches = Batches(data, 12, torch.device("cpu"), seed=0)
+        training = loop.Loop(model, optimizer_of(model, 1e-3, 0.0), batches, plan, Slow(tmp_path, {}))
+
+        def step(batch):
+            clock[0] += 60
+            return torch.zeros(())
+
+        training.run(step)
+        assert sorted(set(written)) == expected
+        written.clear()
 
 
 def test_a_batch_in_pieces_is_the_same_step_of_less_memory():
