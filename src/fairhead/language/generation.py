@@ -46,9 +46,10 @@ def generate(
     too_long = tuple(prompts[i].id for i in sorted({*range(len(prompts))} - {*fits}))
     # The longest first: if memory is too small for them, that shows at once. Their order depends on the prompts alone.
     order = sorted(fits, key=lambda i: (-len(tokens[i]), prompts[i].id))
+    together = how.batch_size if order and _heeds_mask(scorer) else 1
     found: dict[str, Generation] = {}
-    for begin in range(0, len(order), how.batch_size):
-        batch = order[begin : begin + how.batch_size]
+    for begin in range(0, len(order), together):
+        batch = order[begin : begin + together]
         kept = [journal.find(prompts[i]) if journal is not None else None for i in batch]
         if any(one is None for one in kept):
             # A batch of which a part is there is read whole: alone, the rest might be rounded another way.
@@ -73,6 +74,16 @@ def _encode(scorer: Scorer, prompts: Sequence[Prompt]) -> list[list[int]]:
             raise InputError(f"prompt {prompt.id!r} has no token; expected a text")
         scorer.refuse_unknown(ids)
     return encoded if scorer.chat else [[*scorer.start_token.lead, *ids] for ids in encoded]
+
+
+def _heeds_mask(scorer: Scorer) -> bool:
+    """Whether a model leaves out tokens that its mask hides; RWKV reads padding like any other token."""
+    model: Any = scorer.attending
+    place = torch.arange(4, device=scorer.device)[None]
+    masks = torch.ones_like(place), (place > 1).long()
+    with quiet(model):
+        seen = [model(input_ids=place % scorer.vocabulary, attention_mask=m, use_cache=False).logits for m in masks]
+    return not torch.equal(*(logits[0, -1] for logits in seen))
 
 
 def _continue(

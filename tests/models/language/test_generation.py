@@ -63,6 +63,20 @@ def test_the_likeliest_tokens_are_those_of_a_plain_forward_pass(family):
         assert found[prompt.id].text == scorer.tokenizer.decode(ids[-6:], skip_special_tokens=True)
 
 
+def test_a_model_that_reads_padding_is_given_one_prompt_at_a_time():
+    """RWKV takes a mask and does not look at it: padded on the left, a prompt went on from the padding."""
+    torch.manual_seed(0)
+    shape = {"hidden_size": 32, "attention_hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    model = hf.RwkvForCausalLM(hf.RwkvConfig(vocab_size=len(tokenizer()), context_length=64, **shape)).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(3 if weight.dim() == 2 else 1)
+    found = generate(Scorer(model, tokenizer()), PROMPTS, Sampling(max_new_tokens=6, temperature=0, batch_size=5))
+    for prompt in PROMPTS:
+        alone = generate(Scorer(model, tokenizer()), [prompt], Sampling(max_new_tokens=6, temperature=0))
+        assert found[prompt.id] == alone[prompt.id]
+
+
 def test_a_continuation_depends_on_its_seed_and_prompt_and_not_on_its_neighbours():
     scorer = scorer_of()
     found = generate(scorer, PROMPTS, Sampling(max_new_tokens=8, batch_size=5))
