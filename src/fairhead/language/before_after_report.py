@@ -5,15 +5,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
-from rich import box
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from fairhead import __version__
 from fairhead.language.benchmark import Benchmark, Label
 from fairhead.language.benchmarks import benchmark_named
-from fairhead.report import Report, Result, Sentence, terminal
+from fairhead.report import Report, Result, Sentence, show_verdict, terminal
 from fairhead.report.sections import Section
 from fairhead.report.sections.changes import (
     Category,
@@ -26,11 +23,12 @@ from fairhead.report.sections.changes import (
     WrittenChange,
 )
 from fairhead.report.sections.headmap import Headmap
+from fairhead.report.sections.plain import PlainTable
 from fairhead.report.wording import THIN_SPACE, count
 from fairhead.stats import Difference
 
 SCHEMA = "fairhead.before_after/1"
-_GLYPHS = {"better": "[green]✓[/]", "worse": "[red]![/]", "changed": "[blue]~[/]", "not significant": "[dim]?[/]"}
+_GLYPHS = {"better": "✓", "worse": "!", "changed": "~", "not significant": "?"}
 NBSP = "\u00a0"
 _SECTIONS = {
     "Stereotypes": (
@@ -114,11 +112,70 @@ class BeforeAfter(Result):
 
     def page(self, command: str | None = None) -> Report:
         """The report: verdict, headlines, spill-over, attention."""
-        return report_of(self, command)
+        runs = ", ".join(run.name for run in self.runs)
+        sections: list[Section] = []
+        level = self.provenance.get("level", 0.95)
+        for heading, text in _SECTIONS.items():
+            of_runs = [
+                [told for c in run.headlines if (told := Told.of(c, self)).section == heading] for run in self.runs
+            ]
+            panels = _panels(self, of_runs)
+            if panels:
+                labels = {f"{t.benchmark.title} {t.label.name}": t.label.says for of_run in of_runs for t in of_run}
+                said = {name: says for name, says in labels.items() if says}
+                about = {"title": heading, "text": text, "base": self.base, "level": level}
+                sections.append(Changes(**about, panels=panels, definitions=said))
+                if heading == "Attention":
+                    sections += _entropy_maps(self)
+        matrix = spillover(self)
+        if matrix.rows:
+            sections.insert(min(1, len(sections)), matrix)
+        seen = _panels(self, [[Told.of(c, self) for c in run.seen] for run in self.runs])
+        if seen:
+            text = (
+                "On the terms, pairs or templates that were trained on. This shows that training took hold; it says "
+                "nothing about others, and no p-value here is corrected."
+            )
+            sections.append(
+                Changes(title="On the terms trained on", text=text, base=self.base, level=level, panels=seen)
+            )
+        origin = {"fairhead": __version__, "python": platform.python_version(), "command": command}
+        return Report(
+            title=f"Before and after: {self.base} and {runs}",
+            question=f"What did {runs} change against {self.base}: stereotypes that were aimed at, categories that "
+            "were not, the model's language, and its attention? Every figure is paired: both models answered the same "
+            "items.",
+            verdict=verdict(self),
+            sections=sections,
+            provenance={k: v for k, v in {**origin, **self.provenance}.items() if v is not None},
+        )
 
     def show(self, console: Console | None = None) -> None:
         """Print the verdict, and the headlines of every run in a table."""
-        show_changes(console or terminal(), self)
+        console = console or terminal()
+        show_verdict(console, verdict(self))
+        for run in self.runs:
+            headlines = [Told.of(change) for change in run.headlines]
+            rows = [
+                (f"{_GLYPHS[t.change.outcome]} {t.name}", f"{w.before} → {w.after}", t.moved, w.detectable)
+                for t in headlines
+                if t.change.undefined is None and (w := t.written)
+            ]
+            columns = ("", "before → after", "change (interval)", "would be seen")
+            console.print()
+            PlainTable(caption=f"{run.name} against {self.base}", columns=columns, rows=rows).show(console)
+            dim = [f"–: {t.name}: {t.change.undefined}" for t in headlines if t.change.undefined is not None]
+            for line in [*dim, *([f"Only one of the two has {', '.join(run.missing)}"] if run.missing else [])]:
+                console.print(line, style="dim", markup=False, highlight=False)
+        family = sum(change.p is not None for run in self.runs for change in run.headlines)
+        titles = ", ".join(benchmark_named(name).title for name in _held_out(self))
+        held_out = f"{titles} without {len(self.left_out_targets)} terms that were trained on. " if titles else ""
+        for line in (
+            "✓ better, ! worse, ~ changed but neither, ? not significant",
+            f"Interval and what would be seen are of a figure alone; ✓, ! and ~ also need p < 0.05 among all {family}.",
+            f"{held_out}p-values and the spill-over matrix: --html, --json, --markdown",
+        ):
+            console.print(line, style="dim", markup=False, highlight=False)
 
 
 class Told(NamedTuple):
@@ -166,45 +223,6 @@ class Told(NamedTuple):
     def __str__(self) -> str:
         made = self.written
         return f"{self.name} {made.before} → {made.after} ({made.difference}, {made.interval})"
-
-
-def report_of(found: BeforeAfter, command: str | None = None) -> Report:
-    """The report."""
-    runs = ", ".join(run.name for run in found.runs)
-    sections: list[Section] = []
-    level = found.provenance.get("level", 0.95)
-    for heading, text in _SECTIONS.items():
-        of_runs = [
-            [told for c in run.headlines if (told := Told.of(c, found)).section == heading] for run in found.runs
-        ]
-        panels = _panels(found, of_runs)
-        if panels:
-            labels = {f"{t.benchmark.title} {t.label.name}": t.label.says for of_run in of_runs for t in of_run}
-            definitions = {name: says for name, says in labels.items() if says}
-            sections.append(
-                Changes(title=heading, text=text, base=found.base, level=level, panels=panels, definitions=definitions)
-            )
-            if heading == "Attention":
-                sections += _entropy_maps(found)
-    matrix = spillover(found)
-    if matrix.rows:
-        sections.insert(min(1, len(sections)), matrix)
-    seen = _panels(found, [[Told.of(c, found) for c in run.seen] for run in found.runs])
-    if seen:
-        text = (
-            "On the terms, pairs or templates that were trained on. This shows that training took hold; it says "
-            "nothing about others, and no p-value here is corrected."
-        )
-        sections.append(Changes(title="On the terms trained on", text=text, base=found.base, level=level, panels=seen))
-    origin = {"fairhead": __version__, "python": platform.python_version(), "command": command}
-    return Report(
-        title=f"Before and after: {found.base} and {runs}",
-        question=f"What did {runs} change against {found.base}: stereotypes that were aimed at, categories that were "
-        "not, the model's language, and its attention? Every figure is paired: both models answered the same items.",
-        verdict=verdict(found),
-        sections=sections,
-        provenance={k: v for k, v in {**origin, **found.provenance}.items() if v is not None},
-    )
 
 
 def verdict(found: BeforeAfter) -> list[Sentence]:
@@ -362,39 +380,3 @@ def _entropy_maps(found: BeforeAfter) -> list[Section]:
             )
         )
     return sections
-
-
-def show_changes(console: Console, found: BeforeAfter) -> None:
-    """Print the verdict, and the headlines of every run in a table."""
-    marks = {"good": "[green]✓[/]", "bad": "[red]![/]", "unclear": "[yellow]?[/]", "note": "[blue]i[/]"}
-    for sentence in verdict(found):
-        console.print(f"{marks[sentence.tone]} {escape(sentence.text)}", highlight=False)
-    for run in found.runs:
-        table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, title_justify="left", title_style="bold")
-        table.title = escape(f"{run.name} against {found.base}")
-        table.add_column("", width=1)
-        table.add_column("", overflow="fold", min_width=14)
-        for column in ("before → after", "change (interval)", "would be seen"):
-            table.add_column(column, justify="right")
-        headlines = [Told.of(change) for change in run.headlines]
-        for told in headlines:
-            if told.change.undefined is None:
-                both = f"{told.written.before} → {told.written.after}"
-                cells = (escape(told.name), both, told.moved, told.written.detectable)
-                table.add_row(_GLYPHS[told.change.outcome], *cells)
-        console.print()
-        console.print(table)
-        for told in headlines:
-            if told.change.undefined is not None:
-                console.print(f"[dim]–: {escape(told.name)}: {escape(told.change.undefined)}[/]", highlight=False)
-        if run.missing:
-            console.print(f"[dim]Only one of the two has {', '.join(run.missing)}[/]", highlight=False)
-    family = sum(change.p is not None for run in found.runs for change in run.headlines)
-    titles = ", ".join(benchmark_named(name).title for name in _held_out(found))
-    held_out = f"{titles} without {len(found.left_out_targets)} terms that were trained on. " if titles else ""
-    for line in (
-        "✓ better, ! worse, ~ changed but neither, ? not significant",
-        f"Interval and what would be seen are of a figure alone; ✓, ! and ~ also need p < 0.05 among all {family}.",
-        f"{held_out}p-values and the spill-over matrix: --html, --json, --markdown",
-    ):
-        console.print(f"[dim]{line}[/]", highlight=False)

@@ -12,7 +12,7 @@ from fairhead.cli import main
 from fairhead.errors import InputError
 from fairhead.language.answers import text_digest
 from fairhead.language.before_after import compare_suites, markdown_of
-from fairhead.language.before_after_report import report_of, verdict
+from fairhead.language.before_after_report import verdict
 from fairhead.language.benchmarks import benchmark_named
 from fairhead.language.item_table import ItemTable, read_items
 from fairhead.language.suite import Suite
@@ -212,10 +212,10 @@ def test_the_report_is_a_page_and_its_strings_are_escaped(found, tmp_path_factor
         n_perm=50,
     )
     for made in (found, again):
-        page = Page(render(report_of(made, "fairhead lm compare a b")))
+        page = Page(render(made.page("fairhead lm compare a b")))
         assert not re.search(r"\bnan\b|\bNone\b|\d\.\d{8,}", page.visible())
         assert "script" not in {tag for tag, _ in page.elements}
-        assert {"changes", "spillover", "headmap"} == {s.kind for s in report_of(made).sections}
+        assert {"changes", "spillover", "headmap"} == {s.kind for s in made.page().sections}
     assert name in page.visible()
 
 
