@@ -1,12 +1,12 @@
 """Where a model's residual stream lies: its blocks, the norms that it passes through, and what is read at its end.
 
-A family is data, not code. Blocks that add attention and then an `mlp` to a stream, and end in one final norm, need no
-entry; the table below is for the others. An output may be made of many tokens: by attention pooling, or by classifiers
-that read means of tokens. `Decomposer` checks on real inputs that what is said here adds up.
+A family is data, not code: a table says what blocks with certain parts do to the stream. An output may be made of many
+tokens: by attention pooling, or by classifiers that read means of tokens. `Decomposer` checks on real inputs that what
+is said here adds up.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fairhead.errors import UnsupportedModel
 from fairhead.models import method_of
 
-_FINAL_NORMS = ("layernorm", "post_layernorm", "norm", "ln_f", "final_layer_norm", "final_norm")
+_FINAL_NORMS = ("layernorm", "post_layernorm", "norm", "ln_f", "final_layer_norm", "final_norm", "final_layernorm")
 
 
 @dataclass(frozen=True)
@@ -29,26 +29,18 @@ class Block:
     mlp_norm: str | None = None  # the same for the MLP
 
 
-_BERT = Block(mlp="output.dense", attention_norm="attention.output.LayerNorm", mlp_norm="output.LayerNorm")
-_LAYER_SCALE = Block(attention_scale="layer_scale1", mlp_scale="layer_scale2")
-_SANDWICH = Block(attention_scale="post_attention_layernorm", mlp_scale="post_feedforward_layernorm")
-
-_BLOCKS = {
-    "BertLayer": _BERT,
-    "RobertaLayer": _BERT,
-    "XLMRobertaLayer": _BERT,
-    "ElectraLayer": _BERT,
-    "CamembertLayer": _BERT,
-    "DebertaV2Layer": _BERT,
-    "MPNetLayer": Block(mlp="output.dense", attention_norm="attention.LayerNorm", mlp_norm="output.LayerNorm"),
-    "BloomBlock": Block(mlp="mlp.dense_4h_to_h"),  # the MLP itself adds the stream to its output
-    "TransformerBlock": Block(mlp="ffn", attention_norm="sa_layer_norm", mlp_norm="output_layer_norm"),  # DistilBERT
-    "Dinov2Layer": _LAYER_SCALE,
-    "Dinov2WithRegistersLayer": _LAYER_SCALE,
-    "Gemma2DecoderLayer": _SANDWICH,
-    "Gemma3DecoderLayer": _SANDWICH,
-    "OPTDecoderLayer": Block(mlp="fc2"),
-}
+# A block is the first of these whose parts it has; `Decomposer` refuses one that does something else with them.
+_BLOCKS = (
+    Block("output.dense", attention_norm="attention.output.LayerNorm", mlp_norm="output.LayerNorm"),  # BERT and its kin
+    Block("output.dense", attention_norm="attention.LayerNorm", mlp_norm="output.LayerNorm"),  # MPNet
+    Block("ffn", attention_norm="sa_layer_norm", mlp_norm="output_layer_norm"),  # DistilBERT
+    Block(attention_scale="layer_scale1", mlp_scale="layer_scale2"),  # DINOv2 and DINOv3
+    Block(attention_scale="post_attention_layernorm", mlp_scale="post_feedforward_layernorm"),  # Gemma-2, OLMo-2
+    Block(attention_scale="post_self_attn_layernorm", mlp_scale="post_mlp_layernorm"),  # GLM-4
+    Block("mlp.dense_4h_to_h"),  # the MLP of BLOOM itself adds the stream to its output
+    Block(),
+    Block("fc2"),  # OPT
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,14 +123,16 @@ def stream_of(model: nn.Module) -> Stream:
             "from"
         )
     base: Any = getattr(whole, "vision_model", None) or getattr(whole, "base_model", whole)
+    if type(base).__name__.endswith("Encoder") and not type(whole).__name__.endswith("Encoder"):
+        base = whole  # the `model` of DINOv3 is the encoder inside it
     name, blocks = _blocks_of(base)
     kind = type(blocks[0]).__name__
-    block = _BLOCKS.get(kind, Block())
-    norms = (block.attention_scale, block.mlp_scale, block.attention_norm, block.mlp_norm)
+    block = _block_of(blocks[0])
+    _, *norms = astuple(block)
     parts = []
     for module in blocks:
-        found = (None if path is None else norm_of(_part(module, path)) for path in norms)
-        parts.append(BlockParts(module, _part(module, block.mlp), *found))
+        found = (None if path is None else norm_of(module.get_submodule(path)) for path in norms)
+        parts.append(BlockParts(module, module.get_submodule(block.mlp), *found))
     final = None if block.mlp_norm else _final_norm_of(base, name, kind)
     projection, pooler = getattr(whole, "visual_projection", None), getattr(base, "head", None)
     is_pooler = type(pooler).__name__ == "SiglipMultiheadAttentionPoolingHead"
@@ -165,14 +159,15 @@ def _blocks_of(base: nn.Module) -> tuple[str, Sequence[nn.Module]]:
     return outer[0]
 
 
-def _part(module: nn.Module, path: str) -> nn.Module:
-    try:
-        return module.get_submodule(path)
-    except AttributeError:
-        raise UnsupportedModel(
-            f"{type(module).__name__} has no {path!r}, where what joins its residual stream was expected; its parts "
-            f"are {', '.join(name for name, _ in module.named_children())}"
-        ) from None
+def _block_of(module: nn.Module) -> Block:
+    names = {name for name, _ in module.named_modules()}
+    for block in _BLOCKS:
+        if {path for path in astuple(block) if path is not None} <= names:
+            return block
+    raise UnsupportedModel(
+        f"{type(module).__name__} has no 'mlp', where what joins its residual stream was expected; its parts are "
+        f"{', '.join(name for name, _ in module.named_children())}"
+    )
 
 
 def _final_norm_of(base: nn.Module, blocks: str, kind: str) -> Norm:

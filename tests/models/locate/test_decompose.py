@@ -3,7 +3,8 @@
 import pytest
 import torch
 import transformers as hf
-from families import FAMILIES, SMALL, TOWERS, VIT
+from families import FAMILIES as KNOWN
+from families import GROUPED, SMALL, TAP_FAMILIES, TEXT, TOWERS, VIT, Family, of
 from torch import nn
 
 import fairhead
@@ -14,7 +15,17 @@ from fairhead.locate.directions import classifier_task
 from fairhead.locate.streams import Reads
 
 TWO_TOWERS = ("CLIP", "SigLIP")
-IMAGES = ("ViT", "DeiT", "DINOv2", "CLIP vision", *TWO_TOWERS)
+IMAGES = ("ViT", "DeiT", "DINOv2", "DINOv3", "CLIP vision", *TWO_TOWERS)
+GLM = {**GROUPED, "partial_rotary_factor": 0.5}
+FAMILIES = {  # and others whose blocks have a form of their own
+    **KNOWN,
+    "DINOv3": TAP_FAMILIES["DINOv3"],
+    "OLMo-2": Family(of("Olmo2Model", "Olmo2Config", **GROUPED), KNOWN["Llama"].inputs),
+    "GLM-4": Family(of("Glm4Model", "Glm4Config", **GLM), KNOWN["Llama"].inputs),
+    "Phi": Family(of("PhiModel", "PhiConfig", **TEXT), KNOWN["Llama"].inputs),
+    "ERNIE": Family(of("ErnieModel", "ErnieConfig", **TEXT), KNOWN["BERT"].inputs),
+    "Mixtral": Family(of("MixtralModel", "MixtralConfig", **GROUPED, num_local_experts=4), KNOWN["Llama"].inputs),
+}
 TEXTS = [name for name in FAMILIES if name not in (*IMAGES, "T5", "BART")]
 
 
