@@ -188,7 +188,8 @@ class Decomposer:
         `tokens` reads others than the decomposer's own, a bool mask [B, T]: one row of terms for each, in their order.
         """
         n = len(next(iter(inputs.values())))
-        if tokens is None and self.pool is None:
+        own = tokens is None
+        if own and self.pool is None:
             tokens = self._tokens(inputs)
         seen: dict[nn.Module | str, Tensor] = {}
 
@@ -215,7 +216,7 @@ class Decomposer:
                 handle.remove()
         terms = self._terms(seen, outputs)
         if not self._checked:
-            self._check(terms, next(self.stream.base.parameters()).dtype)
+            self._check(terms, self.outputs(inputs) if own else terms.output)
         return terms
 
     def outputs(self, inputs: Mapping[str, Tensor]) -> Tensor:
@@ -330,15 +331,18 @@ class Decomposer:
             constant += (length * scale(norms))[:, None] * vector
         return Terms(z, torch.stack(others, 1), constant, output * length[:, None], by_layer)
 
-    def _check(self, terms: Terms, dtype: torch.dtype) -> None:
-        """Once: do the terms add up? A family that does more to its stream than is known here must not pass."""
+    def _check(self, terms: Terms, again: Tensor) -> None:
+        """Once: do the terms add up, and does the model say the same `again`? Else its family must not pass."""
+        name, block = type(self.stream.base).__name__, type(self.stream.blocks[0].module).__name__
+        tolerance = _TOLERANCE.get(next(self.stream.base.parameters()).dtype, _LOW_PRECISION)
         whole = self.head_terms(terms.heads).sum((1, 2)) + terms.others.sum(1) + terms.constant
-        miss = float((whole - terms.output).abs().max() / terms.output.abs().max())
-        if not miss <= _TOLERANCE.get(dtype, _LOW_PRECISION):
-            raise UnsupportedModel(
-                f"the terms of {type(self.stream.base).__name__} miss its output by {miss:.1%}: its blocks "
-                f"({type(self.stream.blocks[0].module).__name__}) add something to the stream that is not known"
-            )
+        for found, what, why in (
+            (whole, f"the terms of {name} miss", f"its blocks ({block}) add something to the stream that is not known"),
+            (again, f"a second pass of {name} misses", "it masks tokens at random, or is in training mode"),
+        ):
+            miss = float((found - terms.output).abs().max() / terms.output.abs().max())
+            if not miss <= tolerance:
+                raise UnsupportedModel(f"{what} its output by {miss:.1%}: {why}")
         self._checked = True
 
 

@@ -195,6 +195,15 @@ def test_blocks_that_do_more_than_is_known_are_refused() -> None:
         Decomposer(model)(batch)
 
 
+def test_a_model_that_masks_tokens_at_random_is_refused() -> None:
+    torch.manual_seed(0)
+    model, batch = hf.ViTMAEModel(hf.ViTMAEConfig(**VIT)).eval(), FAMILIES["ViT"].inputs()
+    with pytest.raises(UnsupportedModel, match=r"a second pass of ViTMAEModel misses its output .* at random"):
+        Decomposer(model)(batch)
+    whole = hf.ViTMAEModel(hf.ViTMAEConfig(**VIT, mask_ratio=0.0)).eval()
+    assert Decomposer(whole)(batch).heads.shape[0] == 3  # shuffled, but all there
+
+
 def test_empty_texts_and_unknown_tokens() -> None:
     model, batch = FAMILIES["Llama"].build("sdpa"), FAMILIES["Llama"].inputs()
     batch["attention_mask"][1] = 0
