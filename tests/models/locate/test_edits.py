@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import transformers as hf
-from families import FAMILIES, TOWERS
+from families import FAMILIES, TAP_FAMILIES, TOWERS
 from scipy.linalg import sqrtm
 from sklearn.covariance import OAS
 
@@ -215,6 +215,8 @@ def test_a_family_without_biases_gets_them_if_it_can_have_them(tmp_path) -> None
     with pytest.raises(UnsupportedModel, match="has no bias to hold a mean"):
         edits.bake(mistral, WHERE, "mean")
     assert not getattr(mistral.config, "attention_bias", False)
+    with pytest.raises(UnsupportedModel, match=r"layer 0 \(CodeGenAttention\) has no bias to hold a mean"):
+        edits.bake(TAP_FAMILIES["CodeGen"].build("eager"), WHERE, "mean")  # whose attention has no config
 
 
 def test_padding_has_no_part_in_means_of_all_tokens() -> None:
