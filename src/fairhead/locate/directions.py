@@ -36,9 +36,18 @@ class Task:
     bias: Array  # [C]
     origin: str  # where they come from, in words
 
+    @property
+    def linear(self) -> tuple[Array, Array]:
+        """The matrix [K, d'] and the bias [K] of the layer that reads the output."""
+        return self.directions, self.bias
+
+    def finished(self, x: Array) -> Array:
+        """What that layer puts out, [n, K], to logits [n, C]."""
+        return x
+
     def logits(self, output: NDArray[np.floating]) -> Array:
         """Outputs [n, d'] to logits [n, C]."""
-        return np.asarray(output, dtype=np.float64) @ self.directions.T + self.bias
+        return self.finished(self._before(output))
 
     def reordered(self, order: list[int]) -> "Task":
         """The same classes in another order."""
@@ -94,10 +103,9 @@ class Task:
         """The gradient of the evidence for one class in outputs [n, d'], [n, d']."""
         return self.row_evidence(output, positive)
 
-    def push(self, features: Features, layer: int, moved: Array) -> Array:
-        """The change of the logits [n, H, C] if each head's z [n, H, d] at a layer changed so, all else held."""
-        through = np.einsum("co,hod->hcd", self.directions, features.maps[layer], optimize=True)
-        return np.asarray(np.einsum("nhd,hcd->nhc", moved, through, optimize=True))
+    def _before(self, output: NDArray[np.floating]) -> Array:
+        weight, shift = self.linear
+        return np.asarray(np.asarray(output, dtype=np.float64) @ weight.T + shift)
 
 
 def evidence_of(logits: NDArray[np.floating], positive: int) -> Array:
@@ -129,9 +137,14 @@ class PooledTask(Task):
         names = tuple(self.classes[i] for i in order)
         return replace(self, classes=names, out=self.out[order], out_bias=self.out_bias[order])
 
-    def logits(self, output: NDArray[np.floating]) -> Array:
-        """Outputs [n, d'] to logits [n, C], through the hidden layer."""
-        return np.asarray(_ACTIVATIONS[self.activation](self._before(output)) @ self.out.T + self.out_bias)
+    @property
+    def linear(self) -> tuple[Array, Array]:
+        """The hidden layer's."""
+        return self.dense, self.dense_bias
+
+    def finished(self, x: Array) -> Array:
+        """Through the activation."""
+        return np.asarray(_ACTIVATIONS[self.activation](x) @ self.out.T + self.out_bias)
 
     def row_directions(self, output: NDArray[np.floating]) -> Array:
         """Each row's own directions, [n, C, d']: logits = output · direction + a constant of the row."""
@@ -152,17 +165,9 @@ class PooledTask(Task):
         slope = _DERIVATIVES[self.activation](self._before(output))  # [n, K]
         return np.asarray((slope * evidence_of(self.out.T, positive)) @ self.dense)
 
-    def push(self, features: Features, layer: int, moved: Array) -> Array:
-        """The change of the logits [n, H, C] if each head's z [n, H, d] at a layer changed so, all else held."""
-        terms = np.einsum("nhd,hod->nho", moved, features.maps[layer], optimize=True)
-        return np.einsum("nho,nco->nhc", terms, self.row_directions(features.output), optimize=True)
-
     def row_evidence(self, output: NDArray[np.floating], positive: int) -> Array:
         """Each row's own, through the activation with its ratio."""
         return evidence_of(self.row_directions(output), positive)
-
-    def _before(self, output: NDArray[np.floating]) -> Array:
-        return np.asarray(output, dtype=np.float64) @ self.dense.T + self.dense_bias
 
     def _ratio(self, output: NDArray[np.floating]) -> Array:
         a = self._before(output)

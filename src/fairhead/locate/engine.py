@@ -1,9 +1,9 @@
 """`locate`: from a question to a map of heads, the heads that carry the gap, and what changes without them.
 
 Heads are chosen on one half of the rows and reported on the other. Every figure of an edit is held against random
-heads. A direct effect changes the heads' own terms and nothing else: later layers and the norms' deviations stay as
-they were. It costs no forward pass, so hundreds of control sets take seconds. A full forward pass (`passes.py`) lets
-later layers answer.
+heads. A direct effect changes the heads' own terms and what a classifier makes of them: later layers and the norms'
+deviations stay as they were. It costs no forward pass, so hundreds of control sets take seconds. A full forward pass
+(`passes.py`) lets later layers answer.
 """
 
 from collections.abc import Callable, Mapping, Sequence

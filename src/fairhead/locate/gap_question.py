@@ -30,21 +30,32 @@ from fairhead.records import Records
 NO_TEXTS = "the rank sum needs texts, those of the attribute among them: add --texts, and a text side"
 _EXTREMES = 4
 _CLASSES = 12  # classes that have a map each, at most
+_ROWS = 128  # whose changes by every head are held at a time
 
 
 def direct_effect(features: Features, task: Task, edits: HeadEdits, kind: str = "mean", seed: int = 0) -> Edited:
-    """Logits [n, C] with sets of heads edited by one kind of edit, if nothing else changed."""
+    """Logits [n, C] with sets of heads edited by one kind of edit, if no later layer and no norm answered."""
     check_kind(kind)
-    before, (layers, heads) = task.logits(features.output), features.shape
-    order = np.random.default_rng(seed).permutation(len(features))
-    # [L, H, n, C]: one head after the other, as sets of heads are added up
-    change = np.empty((layers, heads, len(features), len(task.classes)))
-    for layer in range(layers):
+    (weight, shift), n = task.linear, len(features)
+    before = np.asarray(features.output, dtype=np.float64) @ weight.T + shift  # [n, K]
+    order = np.random.default_rng(seed).permutation(n)
+
+    def moved(layer: int) -> Array:  # by how much the edit moves z, [n, H, d]
         scale = np.asarray(features.scale[:, layer], dtype=np.float64)[:, None, None]
         own = np.asarray(features.heads[:, layer], dtype=np.float64) / scale
-        moved = (edits.outputs(kind, own, layer, order) - own) * scale  # [n, H, d]
-        change[layer] = task.push(features, layer, moved).swapaxes(0, 1)
-    return lambda sets: [sum((change[tuple(head)] for head in some), before) for some in sets]
+        return np.asarray((edits.outputs(kind, own, layer, order) - own) * scale)
+
+    def logits(sets: Sequence[Sequence[tuple[int, int]]]) -> list[Array]:
+        heads = {Head(*head) for some in sets for head in some}
+        by_layer = {layer: moved(layer) for layer in {head.layer for head in heads}}
+        through = {head: (weight @ features.maps[head]).T for head in heads}  # [d, K]
+        found = []
+        for rows in (slice(start, start + _ROWS) for start in range(0, n, _ROWS)):
+            change = {head: by_layer[head.layer][rows, head.head] @ through[head] for head in heads}
+            found.append([task.finished(sum((change[Head(*h)] for h in some), before[rows])) for some in sets])
+        return [np.concatenate(parts) for parts in zip(*found, strict=True)]
+
+    return logits
 
 
 class GapQuestion(Question[Evaluation]):

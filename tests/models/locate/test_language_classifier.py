@@ -15,7 +15,9 @@ from fairhead.errors import UnsupportedModel
 from fairhead.locate.decompose import Decomposer
 from fairhead.locate.directions import PooledTask, own_task, text_classifier_task
 from fairhead.locate.edits import HeadEdits
+from fairhead.locate.gap_question import direct_effect
 from fairhead.locate.head_features import collect
+from fairhead.locate.head_maps import group_cells
 from fairhead.locate.locate_settings import Source
 from fairhead.locate.passes import RowPasses
 from fairhead.locate.rows import halves_of
@@ -69,13 +71,16 @@ def test_terms_sum_to_the_models_own_logits(name) -> None:
         np.testing.assert_allclose(task.total(output, positive), whole, atol=1e-4)
 
 
-def test_a_push_of_every_head_to_nothing_takes_all_their_parts_away() -> None:
+def test_a_direct_effect_goes_through_the_activation() -> None:
+    """As if the classifier had been given the first token without the heads' terms."""
     model = build("BERT")
-    task = text_classifier_task(model)
-    features = collect(Decomposer(model, unit=False), lambda start: [batch()], 5)
-    pushed = sum(task.push(features, layer, -features.heads[:, layer].astype(float)).sum(1) for layer in (0, 1))
-    evidence = pushed[:, 1] - pushed[:, [0, 2]].mean(1)
-    np.testing.assert_allclose(evidence, -task.parts(features, 1).sum((1, 2)), atol=1e-6)
+    decomposer, task = Decomposer(model, unit=False), text_classifier_task(model)
+    features = collect(decomposer, lambda start: [batch()], 5)
+    edits = HeadEdits.learn(features, group_cells(np.array([0, 1, 0, 1, 0]), np.zeros(5, int)))
+    heads = [(0, 1), (1, 0), (1, 1)]
+    taken = sum(features.heads[:, la, h] @ features.maps[la, h].T for la, h in heads)
+    (found,) = direct_effect(features, task, edits, "zero")([heads])
+    np.testing.assert_allclose(found, task.logits(features.output - taken), atol=1e-6)
 
 
 def test_an_activation_at_zero_has_its_slope() -> None:
@@ -137,9 +142,7 @@ def test_the_planted_head_is_found_and_its_ablation_closes_the_gap(located) -> N
         if effect["kind"] in ("mean", "zero"):
             for name in ("DP", "EOd"):
                 assert found[name]["before"] > 0.9
-                # A direct effect holds each row's own activation, which here is far from straight.
-                bound = 0.02 if effect["way"] == "forward" else 0.5 * found[name]["before"]
-                assert found[name]["after"] < bound, (effect["kind"], effect["way"])
+                assert found[name]["after"] < 0.02, (effect["kind"], effect["way"])
                 assert found[name]["high"] < 0
                 assert min(found[name]["controls"]) > -0.3, "random heads do not close it"
     page = (located / "report.html").read_text()
