@@ -69,24 +69,21 @@ class Doses:
     chosen: Dose | None  # with its figures on the other half; None where no edit reaches the target
     front: tuple[Dose, ...]  # those that no other beats on the selection half, with their figures on the other
 
-    @property
-    def sentence(self) -> str:
+    def verdict(self) -> Sentence:
         """What was chosen, and whether the other half confirms it."""
         name, share = metric_name(self.metric), round(100 * self.target)
+        goal = f"predicted to bring {name} down to {share} % in {100 * SURE:.0f} % of new samples."
         if self.chosen is None:
-            return (
-                f"None of {len(self.tried)} edits is predicted to bring {name} down to {share} % in "
-                f"{100 * SURE:.0f} % of new samples."
-            )
+            return Sentence(f"None of {len(self.tried)} edits is {goal}", "unclear")
         gap, accuracy = self.chosen.change(self.metric), self.chosen.change("accuracy")
         if gap is None or gap.a is None or gap.b is None or accuracy is None or accuracy.value is None:
-            return f"{name} of the chosen edit is undefined on the other half: too few rows."
-        reached = "confirmed" if abs(gap.b) <= self.target * abs(gap.a) else "not reached"
-        return (
-            f"Of {len(self.tried)} edits, {self.chosen.kind} of {_many(self.chosen)} is the cheapest that is predicted "
-            f"to bring {name} down to {share} % in {100 * SURE:.0f} % of new samples. On the reporting half it goes "
-            f"from {gap.a:.3f} to {gap.b:.3f} ({reached}), and accuracy changes by {signed(100 * accuracy.value, 1)} "
-            "points."
+            return Sentence(f"{name} of the chosen edit is undefined on the other half: too few rows.", "unclear")
+        reached, name = abs(gap.b) <= self.target * abs(gap.a), f"{self.chosen.kind} of {_many(self.chosen)}"
+        return Sentence(
+            f"Of {len(self.tried)} edits, {name} is the cheapest that is {goal} On the reporting half it goes from "
+            f"{gap.a:.3f} to {gap.b:.3f} ({'confirmed' if reached else 'not reached'}), and accuracy changes by "
+            f"{signed(100 * accuracy.value, 1)} points.",
+            "good" if reached else "unclear",
         )
 
     def sections(self) -> list[PlainTables]:
@@ -101,7 +98,8 @@ class Doses:
                 plain = Point("as it is", x[0], x[0], x[0], y[0], y[0], y[0])
                 points.append(Point(name, x[1], x[2], x[3], y[1], y[2], y[3]))
         columns = ["edit", metric_name(self.metric), "change", "change of accuracy, points"]
-        tables = [PlainTable(caption=self.sentence, columns=columns, rows=rows)]
+        caption = "Edits that no other beats on the selection half, with their figures on the reporting half."
+        tables = [PlainTable(caption=caption, columns=columns, rows=rows)]
         title = "The cheapest edit that reaches the wanted gap"
         if not points:
             return [PlainTables(title=title, tables=tables)]

@@ -42,21 +42,17 @@ _CARDS = 400  # heads that have a card each on a page
 _SAME = 1e-3  # of what a model puts out: what saving and loading it may change
 
 
-class Added(Protocol):
-    """What is found beside the heads, such as edits that reach a wanted gap."""
+class Extra(Protocol):
+    """What is found beside the heads: edits that reach a wanted gap, or the head map of another model."""
+
+    def verdict(self) -> Sentence:
+        """What it says."""
 
     def sections(self) -> Sequence[Section]:
         """On the page."""
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""
-
-
-class Beside(Added, Protocol):
-    """The head map of another model."""
-
-    def verdict(self) -> Sentence:
-        """How the two differ."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,8 +71,8 @@ class Located(Result, ABC, Generic[R]):
     curves: Mapping[str, dict[str, Any]]  # dose–response curves of the first study of either way, direct and forward
     extremes: tuple[Extremes, ...]  # rows at the ends of each chosen head
     notes: tuple[str, ...]  # what should be known, in sentences
-    doses: Added | None = None  # the cheapest edit that reaches a wanted gap, where one was wanted
-    beside: Beside | None = None  # the head map of another model, where one was given
+    doses: Extra | None = None  # the cheapest edit that reaches a wanted gap, where one was wanted
+    against: Extra | None = None  # the head map of another model, where one was given
     # Of the selected heads, those that are significant in the reporting half, too: Holm over the chosen ones alone
     confirmed: tuple[Head, ...] = ()
     chosen_here: bool = True  # whether the heads were chosen on the selection half
@@ -153,27 +149,25 @@ class Located(Result, ABC, Generic[R]):
 
     def verdict(self) -> list[Sentence]:
         """Sentences with their tone, each decided by intervals and controls."""
-        beside = [] if self.beside is None else [self.beside.verdict()]
-        return [self.opening(), *beside, *map(self.effect, self._told), *self.baseline()]
+        extra = [found.verdict() for found in (self.doses, self.against) if found is not None]
+        return [self.opening(), *extra, *map(self.effect, self._main_studies), *self.baseline()]
 
     def page(self, images: bool = True) -> Report:
         """The report; with `images`, those at the ends of each head's axis are shown, where rows are images."""
         maps, how = self.maps(), "\n\n".join([self.done(), *self.notes, *self.limits])
-        sections: list[Section] = [
-            Text(title="How heads were selected and tested", text=how),
-            Headmaps(title="Head maps", names=list(maps), maps=list(maps.values())),
-            *([] if self.beside is None else self.beside.sections()),
-        ]
+        sections: list[Section] = [Headmaps(title="Head maps", names=list(maps), maps=list(maps.values()))]
+        for found in (self.doses, self.against):
+            sections += [] if found is None else found.sections()
         if self.ranked:
-            effects, beside = self._effects(), self.baseline_table()
+            effects, baselines = self._effects(), self.baseline_table()
             sections += [self._cards(self.question.images if images else None), *self.sections()]
             sections.append(PlainTables(title="Effects of editing the selected heads", tables=[effects]))
-            for study in self._told:
+            for study in self._main_studies:
                 sections += self._study_sections(study)
-            if beside is not None:
-                sections.append(PlainTables(title="Baselines: erasure without heads", tables=[beside]))
-            sections += [] if self.doses is None else list(self.doses.sections())
+            if baselines is not None:
+                sections.append(PlainTables(title="Baselines: erasure without heads", tables=[baselines]))
             sections += [_curve_section(found, way) for way, found in self.curves.items()]
+        sections.append(Text(title="How heads were selected and tested", text=how))
         return Report(
             title=self.title,
             question=self.asked,
@@ -198,7 +192,7 @@ class Located(Result, ABC, Generic[R]):
             "other_terms": self.other_map.to_dict(),
             "effects": [study.to_dict(self.in_table) for study in self.studies],
             "gains": None if self.question.gains is None else self.question.gains.tolist(),
-            "against": None if self.beside is None else self.beside.to_dict(),
+            "against": None if self.against is None else self.against.to_dict(),
             "doses": None if self.doses is None else self.doses.to_dict(),
             **self.details(),
             "notes": [*self.notes, *self.limits],
@@ -223,17 +217,18 @@ class Located(Result, ABC, Generic[R]):
     def headline(self) -> str:
         """Which heads, and how many of them the other half confirms."""
         chosen, sure = self.ranked, self.confirmed
+        alone, only = len(chosen) == 1, "" if sure else "not "
         which = "" if len(sure) in (0, len(chosen)) else f": {head_names(sure)}"
-        count, were = f"{len(sure) if sure else 'None'} of {len(chosen)}", "was" if len(chosen) == 1 else "were"
-        one = f"is{'' if sure else ' not'}" if len(chosen) == 1 else ""
+        count = f"{len(sure) if sure else 'None'} of {len(chosen)}"
+        were = "was" if alone else "were"
         if not self.chosen_here:
             how = self.origin if self.question.gains is None else "given a gain"
-            found = f"{f'It {one}' if one else f'{count} are'} significant on the reporting half{which}"
-            return f"{head_names(chosen)} {were} {how}. {found}."
-        found = f"{f'The selected head {one}' if one else f'{count} selected heads'} confirmed on the other half{which}"
+            many = f"It is {only}" if alone else f"{count} are "
+            return f"{head_names(chosen)} {were} {how}. {many}significant on the reporting half{which}."
+        many = f"The selected head is {only}" if alone else f"{count} selected heads "
         return (
-            f"{found}. ({head_names(chosen)}, of {self.head_map.value.size} heads, {were} selected on one half of the "
-            f"{self.question.rows.noun}.)"
+            f"{many}confirmed on the other half{which}. ({head_names(chosen)}, of {self.head_map.value.size} heads, "
+            f"{were} selected on one half of the {self.question.rows.noun}.)"
         )
 
     def mapped(self, found: HeadMap | Mapping[str, Any], title: str, text: str = "") -> Section:
@@ -245,7 +240,7 @@ class Located(Result, ABC, Generic[R]):
         return Section.from_json({"kind": "headmap", "title": title, "text": text, **content, **lists}, title)
 
     @property
-    def _told(self) -> list[Study]:
+    def _main_studies(self) -> list[Study]:
         return [study for study in self.studies if study is self.studies[0] or study.way == "forward"]
 
     @property

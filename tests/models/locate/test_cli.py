@@ -532,7 +532,8 @@ def test_the_cheapest_edit_is_chosen_on_one_half_and_reported_on_the_other(clip,
     assert chosen["gap"] < chosen["upper"] <= 0.7 * abs(doses["before"])
     assert {d["metric"] for d in chosen["reported"]} == {"DP", "accuracy"}
     assert "cheapest that is predicted to bring" in " ".join(capsys.readouterr().out.split())
-    assert "cheapest that is predicted to bring" in (tmp_path / "report.html").read_text()
+    page = (tmp_path / "report.html").read_text()
+    assert 0 < page.find("cheapest that is predicted to bring") < page.find("Head maps"), "among the findings"
     kind, _, strength = chosen["kind"].partition("@")
     heads = ",".join(f"L{layer}H{head}" for layer, head in chosen["heads"])
     edit = ["--kind", kind, "--strength", strength or "1", "--heads", heads, "--n-boot", "100", "--draws", "3"]

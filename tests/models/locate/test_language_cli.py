@@ -123,7 +123,7 @@ def test_heads_that_are_named_are_not_said_to_be_chosen(located, folder, crows, 
     ablate = ["ablate", "--model", str(folder), "--data", f"crows:{crows}", "--n-boot", "100", "--draws", "2"]
     main([*ablate, "--heads", "L1H2,L1H2"])  # named twice, it is one head
     shown = " ".join(capsys.readouterr().out.split())
-    assert "L1H2 was named. 1 of 1 is significant on the reporting half." in shown
+    assert "L1H2 was named. It is significant on the reporting half." in shown
     assert "selected on one half" not in shown
     main([*ablate, "--from", str(located / "headmap.json"), "--seed", "1", "--json", "-"])
     assert any("chosen on other rows" in note for note in json.loads(capsys.readouterr().out)["notes"])
