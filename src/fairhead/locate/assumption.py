@@ -2,7 +2,7 @@
 
 Each dimension of q (and of k) is taken as a mixture of two normal distributions, one a group, with q and k independent
 within a group. The gap |E[q·k / √d | group 0] − E[q·k / √d | group 1]| is then bounded, for q and k normalised, or
-normalised and made absolute (`norm_bound`, `absolute_bound`, `paper_bound`). Nothing real is exactly so. Told is how
+normalised and made absolute (`norm_bound`, `absolute_bound`, `paper_bound`). Nothing real is exactly so. Shown is how
 far off it is: the distance of each group from the normal distribution of its own mean and deviation, the ratio of
 the two deviations, and the gap that the theory predicts beside the one that these rows have.
 """

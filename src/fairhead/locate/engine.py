@@ -15,13 +15,12 @@ import numpy as np
 
 from fairhead import __version__
 from fairhead.errors import InputError
-from fairhead.locate.added import compare_models, find_dose
 from fairhead.locate.edits import GROUPLESS_KINDS, parsed
 from fairhead.locate.gap_question import GapQuestion
 from fairhead.locate.head_maps import Head, HeadMap, gained, largest_first, mask_of, top_heads
 from fairhead.locate.locate_settings import LocatePlan, Source
 from fairhead.locate.located import Located
-from fairhead.locate.question import Question
+from fairhead.locate.question import Question, compare_models
 from fairhead.locate.rows import Evaluation
 from fairhead.locate.session import open_question
 from fairhead.locate.studies import (
@@ -36,6 +35,7 @@ from fairhead.locate.studies import (
     single_head_effects,
     study,
 )
+from fairhead.locate.target import find_dose
 from fairhead.models.places import config_of, find
 from fairhead.report.model_card import name_of
 from fairhead.stats import adjust

@@ -3,10 +3,10 @@
 Most gains are 1. The logits are linear in them to first order; the slopes come from attribution patching and are taken
 anew where the gains stand. There are two objectives:
 
-- `learn_gains` is not told the groups. It minimises the cross-entropy of rows that are weighted so that clusters of the
+- `learn_gains` uses no groups. It minimises the cross-entropy of rows that are weighted so that clusters of the
   model's own outputs are independent of the label (the objective of `balance`). Gains are pulled towards 1, and heads
   enter one by one as the pull grows weaker.
-- `learn_told_gains` is told the groups of the selection half, as erasure is, and a gap to bring down.
+- `learn_group_aware_gains` uses the groups of the selection half, as erasure does, to bring a gap down.
 """
 
 from collections.abc import Iterator, Sequence
@@ -36,7 +36,7 @@ _STILL = 1e-5  # the largest move of a gain at which it stops
 _PULLS = 24  # strengths of the sparse pull that are tried, from the one that moves no gain on
 WEIGHTS = (0.3, 1.0, 3.0, 6.0, 12.0, 25.0, 50.0, 100.0)  # of a squared gap of probabilities beside the cross-entropy
 _MIDDLE = 20.0  # that at which heads enter
-_RANGE = (0.01, 2.0)  # of told gains; from a gain of 0 there would be no slope
+_RANGE = (0.01, 2.0)  # of group-aware gains; from a gain of 0 there would be no slope
 _FAR = 0.5  # what a gain moves in a step, at most
 
 
@@ -84,8 +84,8 @@ def learn_gains(
 
 
 @dataclass(frozen=True)
-class ToldGains:
-    """Gains that were learned against a gap between the groups, which they were told."""
+class GroupAwareGains:
+    """Gains that were learned against a gap between known groups."""
 
     values: Array  # [L, H]
     heads: tuple[Head, ...]  # those whose gain is not 1, the farthest from it first
@@ -108,28 +108,28 @@ class ToldGains:
         )
 
 
-def learn_told_gains(
+def learn_group_aware_gains(
     question: GapQuestion,
     plan: LocatePlan,
     heads: Sequence[tuple[int, int]] | None = None,
     weights: Sequence[float] = WEIGHTS,
-) -> ToldGains:
-    """Learn gains on the selection half, told its groups, that bring the plan's gap down to its target.
+) -> GroupAwareGains:
+    """Learn gains on the selection half, with its groups, that bring the plan's gap down to its target.
 
     Minimised is the cross-entropy plus a weight times the squared differences of the groups' mean probabilities, for
     EOd given the label. The weight grows step by step, until the gap out of fold is surely within the target: until it
     is predicted to be within it in new rows (`Evaluation.predicted`).
     """
     rows, metric = question.rows.take(question.choosing), plan.target_metric
-    steps = told_steps(question, plan, heads, weights, _quarters(rows, plan.seed))
-    plain, tried = next(steps).logits, list[ToldGains]()
+    steps = group_aware_steps(question, plan, heads, weights, _quarters(rows, plan.seed))
+    plain, tried = next(steps).logits, list[GroupAwareGains]()
     for weight, (values, logits) in zip(weights, steps, strict=False):
         figures = rows.figures([plain, logits])
         before, gap = (abs(float(x)) for x in figures[metric])
         upper = rows.predicted(plain, logits, plan, len(question.reported))
         reached, accuracy = upper <= plan.share_left * before, float(figures["accuracy"][1])
         heads_moved = gained(values)
-        tried.append(ToldGains(values, heads_moved, weight, metric, before, gap, upper, reached, accuracy))
+        tried.append(GroupAwareGains(values, heads_moved, weight, metric, before, gap, upper, reached, accuracy))
         if reached:
             return tried[-1]
     return min(tried, key=lambda step: step.upper)
@@ -145,21 +145,21 @@ def _quarters(rows: Evaluation, seed: int) -> NDArray[np.intp]:
     return fold
 
 
-class ToldStep(NamedTuple):
+class GroupAwareStep(NamedTuple):
     """Gains at one weight of the gap."""
 
     values: Array  # [L, H], learned from the whole selection half
     logits: Array  # of the selection half, each row with gains that were learned from the other folds, [n, C]
 
 
-def told_steps(
+def group_aware_steps(
     question: GapQuestion,
     plan: LocatePlan,
     heads: Sequence[tuple[int, int]] | None,
     weights: Sequence[float],
     fold: NDArray[np.intp] | None = None,
-) -> Iterator[ToldStep]:
-    """Told gains as the weight of the gap grows, from all gains 1 on; without folds [n] their logits are left out.
+) -> Iterator[GroupAwareStep]:
+    """Group-aware gains as the weight of the gap grows, from all gains 1 on; without folds [n] they have no logits.
 
     The slopes at each step are taken once, where the gains of the whole half stand, and every fold's gains are learned
     along them: from the rows, labels and groups of the other folds, with heads of their own.
@@ -168,7 +168,7 @@ def told_steps(
     masks = [np.ones(len(at), dtype=bool), *(fold != out for out in range(4) if fold is not None)]
     fits = [_Fit.of(question.rows.take(at[mask]), mask, shape, plan.target_metric) for mask in masks]
     logits, lost = _first_order(question, at, np.ones(shape))
-    yield ToldStep(np.ones(shape), logits)
+    yield GroupAwareStep(np.ones(shape), logits)
     for number, weight in enumerate(weights):
         stand = fits[0].gains
         if number:
@@ -179,12 +179,12 @@ def told_steps(
         crossed = np.empty_like(logits) if fold is not None else logits[:0]
         for out, fit in enumerate(fits[1:]):
             crossed[fold == out], _ = _first_order(question, at[fold == out], fit.gains.reshape(shape), False)
-        yield ToldStep(fits[0].gains.reshape(shape), crossed)
+        yield GroupAwareStep(fits[0].gains.reshape(shape), crossed)
 
 
 @dataclass
 class _Fit:
-    """Told gains of some rows of the selection half, and where they stand."""
+    """Group-aware gains of some rows of the selection half, and where they stand."""
 
     mask: NDArray[np.bool_]  # which rows, [n]
     shape: tuple[int, int]  # layers, heads
@@ -210,11 +210,11 @@ class _Fit:
         """Move the gains to the best ones at a weight."""
         own = parts[self.mask]
         here = logits[self.mask] + own @ (self.gains - stand)
-        told = _Told(here, own.reshape(-1, stand.size), self.gains, self.target, self.contrast)
+        objective = _Objective(here, own.reshape(-1, stand.size), self.gains, self.target, self.contrast)
         if not self.chosen:
             given = [layer * self.shape[1] + head for layer, head in heads or ()]
-            self.chosen = given or _entering(told, self.shape, plan)
-        self.gains = told.descend(self.gains, self.chosen, weight)
+            self.chosen = given or _entering(objective, self.shape, plan)
+        self.gains = objective.descend(self.gains, self.chosen, weight)
 
 
 def _contrast(rows: Evaluation, metric: str) -> Array:
@@ -231,8 +231,8 @@ def _contrast(rows: Evaluation, metric: str) -> Array:
 
 
 @dataclass(frozen=True)
-class _Told:
-    """The objective of told gains near where they stand, where logits are linear in them."""
+class _Objective:
+    """The objective of group-aware gains near where they stand, where logits are linear in them."""
 
     logits: Array  # there, [n, C]
     parts: Array  # what each head's gain adds to them, [n * C, heads]
@@ -259,15 +259,15 @@ class _Told:
         return found
 
 
-def _entering(told: _Told, shape: tuple[int, int], plan: LocatePlan) -> list[int]:
+def _entering(objective: _Objective, shape: tuple[int, int], plan: LocatePlan) -> list[int]:
     """Heads one by one: next comes the one along which the objective falls most steeply."""
-    chosen, gains, free = list[int](), told.gains, np.ones(shape, dtype=bool)
+    chosen, gains, free = list[int](), objective.gains, np.ones(shape, dtype=bool)
     while len(chosen) < plan.count and free.any():
-        chosen.append(int(np.argmax(np.where(free.ravel(), np.abs(told(gains, _MIDDLE)[1]), -1))))
+        chosen.append(int(np.argmax(np.where(free.ravel(), np.abs(objective(gains, _MIDDLE)[1]), -1))))
         layer, head = divmod(chosen[-1], shape[1])
         free[layer, head] = False
         free[layer] &= sum(n // shape[1] == layer for n in chosen) < (plan.per_layer or max(1, shape[1] // 4))
-        gains = told.descend(gains, chosen, _MIDDLE)
+        gains = objective.descend(gains, chosen, _MIDDLE)
     return chosen
 
 

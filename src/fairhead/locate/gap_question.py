@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
+from torch import nn
 
 from fairhead.data import Images
 from fairhead.errors import InputError, check_known
@@ -21,7 +22,7 @@ from fairhead.locate.head_features import Array, Features, HeadMoments, HeadText
 from fairhead.locate.head_maps import Head, HeadMap, Measure, Separation, coupling, separation
 from fairhead.locate.locate_settings import LocatePlan, Rank
 from fairhead.locate.passes import RowPasses
-from fairhead.locate.question import Extremes, Question, Scores, Writable
+from fairhead.locate.question import Extremes, Question, Scores
 from fairhead.locate.rows import Evaluation, comparable_rows, halves_of
 from fairhead.locate.studies import Edited, Mask, Study
 from fairhead.models.inputs import RowInputs
@@ -256,9 +257,11 @@ class GapQuestion(Question[Evaluation]):
             learning = self.choosing & self.comparable
             seen = self.rows.take(learning)
             moments = HeadMoments.of(part[learning, None, None], seen.cells.cell, len(seen.cells.counts))
-            told = part[self.reported]
-            edited = HeadEdits.of_moments(moments, len(seen)).outputs(kind, told[:, None], 0, np.arange(len(told)))
-            after = self.task.logits(output[self.reported] + edited[:, 0] - told)
+            reported = part[self.reported]
+            edited = HeadEdits.of_moments(moments, len(seen)).outputs(
+                kind, reported[:, None], 0, np.arange(len(reported))
+            )
+            after = self.task.logits(output[self.reported] + edited[:, 0] - reported)
         return lambda sets: [after if some else plain for some in sets]
 
     def forward_notes(self, edited: Edited | None) -> list[str]:
@@ -283,11 +286,11 @@ class GapQuestion(Question[Evaluation]):
             found["records-edited"] = judged.records(main.after)
         return found
 
-    def writable(self) -> Writable:
+    def writable(self) -> tuple[nn.Module, Any, HeadEdits]:
         """The model, where edits are of all tokens: weights act on every one."""
         if self.inputs is None or self.passes is None or self.passes.everywhere is None:
             raise InputError("weights act on every token, and this edit was made at the first alone: use all tokens")
-        return Writable(self.inputs.model, self.inputs.beside, self.passes.everywhere)
+        return self.inputs.model, self.inputs.beside, self.passes.everywhere
 
     def of_saved(self, folder: Path) -> "GapQuestion":
         """The same rows, read by the saved model."""

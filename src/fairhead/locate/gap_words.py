@@ -147,14 +147,14 @@ class GapLocated(Located[Evaluation]):
 
     def baseline(self) -> list[Sentence]:
         """Whether the reported edit of heads beats erasure at the output."""
-        told, lost = [], []
+        said, lost = [], []
         for study, gap, accuracy in self._baselines():
             beaten, how = beats(gap, accuracy)
-            told.append(f"{self._named(study)}: {how}")
+            said.append(f"{self._named(study)}: {how}")
             lost += [self._named(study)] if study.way == "output" and not beaten else []
-        if not told:
+        if not said:
             return []
-        text = "The edit of heads compared with erasure without heads. " + "; ".join(told) + "."
+        text = "The edit of heads compared with erasure without heads. " + "; ".join(said) + "."
         if lost:
             text += f" Heads do not beat {' or '.join(lost)}."
         return [Sentence(text, "unclear" if lost else "note")]

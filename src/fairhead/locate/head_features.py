@@ -36,7 +36,7 @@ Rows = NDArray[np.float32]
 # Called with the row to start at; gives the arrays of the next rows by name, each [B, ...], block by block
 Blocks = Callable[[int], Iterable[Mapping[str, NDArray[Any]]]]
 Arrays = dict[str, NDArray[Any]]
-Told = Callable[[int, int], None] | None
+Progress = Callable[[int, int], None] | None
 SCHEMA = "fairhead.features/1"
 _NOTES = "features.json"
 _CUT = "holds features that are cut short: remove the folder"
@@ -175,7 +175,7 @@ def keep_rows(
     folder: str | os.PathLike[str] | None = None,  # where to write them; None keeps them in memory
     # What the rows are (model, data, ids): arrays of something else in the folder are refused
     identity: Mapping[str, Any] | None = None,
-    progress: Told = None,  # called with (rows done, n)
+    progress: Progress = None,  # called with (rows done, n)
 ) -> Arrays:
     """Make arrays of n rows, or read those that the folder has: each [n, ...]."""
     if folder is None:
@@ -192,7 +192,7 @@ def keep_rows(
         return {name: np.load(path / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in names}
 
 
-def _filled(blocks: Blocks, n: int, path: Path | None, notes: Mapping[str, Any], progress: Told) -> Arrays:
+def _filled(blocks: Blocks, n: int, path: Path | None, notes: Mapping[str, Any], progress: Progress) -> Arrays:
     arrays: Arrays = {}
     start = done = notes["done"]
     for block in blocks(done):

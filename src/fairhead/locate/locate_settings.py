@@ -115,7 +115,7 @@ class LocatePlan:
             selection half would find an effect there in noise.
         forward: also edit the selected heads in full forward passes.
         target: also find the cheapest edit that reduces the gap to this share of it, such as 0.5, over kinds, strengths
-            and numbers of the selected heads, on a GPU also gains that are told the groups; ablate --kind gain learns
+            and numbers of the selected heads, on a GPU also gains learned with the groups; ablate --kind gain learns
             its gains for the target.
         target_metric: the gap that --target refers to.
         draws: number of control sets of heads, or all if there are fewer.

@@ -329,21 +329,21 @@ class Located(Result, ABC, Generic[R]):
         if not heads:
             raise InputError("no head was chosen (.heads is empty), so there is no edit to save")
         rows = question.rows.take(question.reported)
-        told = next((s for s in self.studies if (s.kind, s.way) == (self.kind, "forward")), None)
-        if told is None:  # without controls
+        run = next((s for s in self.studies if (s.kind, s.way) == (self.kind, "forward")), None)
+        if run is None:  # without controls
             passes = question.forward(question.reported, self.kind)
-            told = study(passes, heads, rows, Controls(), self.plan, self.kind, "forward")
+            run = study(passes, heads, rows, Controls(), self.plan, self.kind, "forward")
         question.save(Path(folder), heads, self.kind)
         after = np.asarray(question.of_saved(Path(folder)).forward(question.reported, "mean")([()])[0])
-        off = float(np.abs(after - told.after).max())
-        if off > _SAME * max(1.0, float(np.abs(told.after).max())):
+        off = float(np.abs(after - run.after).max())
+        if off > _SAME * max(1.0, float(np.abs(run.after).max())):
             raise UnsupportedModel(
                 f"what the model in {folder} puts out differs from the edit that was run by {off:.2g}: its family "
                 "does something that is lost when it is saved"
             )
         note = f"Figures of the edited model are those of {folder}, loaded again; they differ by {off:.1g} at most."
-        others = (s for s in self.studies if s is not told)
-        studies = (*others, told.with_after(rows, after, self.plan))
+        others = (s for s in self.studies if s is not run)
+        studies = (*others, run.with_after(rows, after, self.plan))
         found = replace(self, studies=studies, notes=(*self.notes, note))
         found.card(studies[-1]).write(Path(folder))
         return found

@@ -9,19 +9,20 @@ from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import nn
 
 from fairhead.errors import InputError
 from fairhead.language.benchmarks import all_benchmarks
 from fairhead.language.packing import TokenSequence
 from fairhead.language.scorer import Scorer, load_scorer
-from fairhead.locate.edits import GROUPLESS_KINDS, TextEdits, parsed
+from fairhead.locate.edits import GROUPLESS_KINDS, HeadEdits, TextEdits, parsed
 from fairhead.locate.head_maps import Head
 from fairhead.locate.locate_settings import LocatePlan
 from fairhead.locate.located import Located
 from fairhead.locate.log_odds import PairTerms, encoded_texts, whole
 from fairhead.locate.pair_rows import TextPairs, halves_of_pairs
 from fairhead.locate.passes import has_tf32, text_passes
-from fairhead.locate.question import Extremes, Question, Writable
+from fairhead.locate.question import Extremes, Question
 from fairhead.locate.studies import Edited, Study, among_controls, interval, outcome
 from fairhead.report.page import Sentence
 from fairhead.report.sections import Section
@@ -217,6 +218,7 @@ class PairQuestion(Question[TextPairs]):
         # Seen from the pole that the selection half prefers, so that a fall always means a smaller gap.
         prefers = float(pairs.weights[self.choosing] @ terms.log_odds[self.choosing])
         self.rows = replace(pairs, sign=-1.0 if prefers < 0 else 1.0)
+        self.side = self.rows.sign
         self.edits: TextEdits = TextEdits.learn_texts(scorer, self._texts(np.flatnonzero(self.choosing)), seed)
         self.terms = terms.times(self.rows.sign)
         self.parts, self.other_parts, self.total = self.terms.heads, self.terms.others, self.terms.log_odds
@@ -266,9 +268,9 @@ class PairQuestion(Question[TextPairs]):
             f"{off.mean():.1g} nats a pair on average, {off.max():.1g} at most."
         ]
 
-    def writable(self) -> Writable:
+    def writable(self) -> tuple[nn.Module, Any, HeadEdits]:
         """The model, its tokenizer and the edits, which are of all tokens."""
-        return Writable(self.scorer.model, self.scorer.tokenizer, self.edits)
+        return self.scorer.model, self.scorer.tokenizer, self.edits
 
     def of_saved(self, folder: Path) -> "PairQuestion":
         """The same tokens, read by the saved model."""

@@ -8,6 +8,7 @@ of images or of texts (`GapQuestion`), and the log-odds of pairs of texts (`Pair
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Generic, NamedTuple, Self, TypeVar
@@ -20,14 +21,18 @@ from fairhead.data import Images
 from fairhead.errors import InputError
 from fairhead.locate.edits import HeadEdits, check_kind
 from fairhead.locate.head_features import Array
-from fairhead.locate.head_maps import Head, HeadMap
+from fairhead.locate.head_maps import Head, HeadMap, largest_first
 from fairhead.locate.locate_settings import RANKS, LocatePlan, Rank
 from fairhead.locate.streams import stream_of
 from fairhead.locate.studies import Edited, Mask, Rows, Study
 from fairhead.models import save
 from fairhead.records import Records
 from fairhead.report.model_card import Card, name_of
-from fairhead.report.wording import head_names
+from fairhead.report.page import Sentence
+from fairhead.report.sections import Section
+from fairhead.report.sections.headmap import Headmaps
+from fairhead.report.sections.plain import PlainTable, PlainTables
+from fairhead.report.wording import head_name, head_names, p_value, signed
 from fairhead.stats import ALPHA, Correction, adjust
 
 R = TypeVar("R", bound=Rows)  # who is compared: an `Evaluation`, or `TextPairs`
@@ -68,18 +73,10 @@ class Extremes(NamedTuple):
         return cls(head, tuple(order[::-1][:count].tolist()), tuple(order[:count].tolist()))
 
 
-class Writable(NamedTuple):
-    """What an edited model is made from."""
-
-    model: nn.Module
-    beside: Any  # tokenizer or image processor, saved with it
-    edits: HeadEdits  # of all tokens
-
-
 class Question(ABC, Generic[R]):
     """A gap, each head's direct contribution in it, and passes in which heads are edited."""
 
-    located: type[Any]  # what is found, a `Located`, and how it is told
+    located: type[Any]  # what is found, a `Located`, and how it is shown
     kinds: tuple[str, ...]  # of edits that it knows
     learned: tuple[str, ...] = ()  # further ones, that have to be asked for
     ranks: tuple[str, ...] = RANKS  # that it knows
@@ -97,6 +94,7 @@ class Question(ABC, Generic[R]):
     notes: tuple[str, ...] = ()  # what was left out, in sentences
     provenance: Mapping[str, Any] = MappingProxyType({})  # where model and rows come from
     images: Images | None = None  # of the rows, where they are images
+    side = 1.0  # −1 where the parts are seen from the second pole
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -171,8 +169,8 @@ class Question(ABC, Generic[R]):
         return {}
 
     @abstractmethod
-    def writable(self) -> Writable:
-        """What is needed to save an edit; an edit that weights cannot hold is refused."""
+    def writable(self) -> tuple[nn.Module, Any, HeadEdits]:
+        """The model, its tokenizer or image processor, and edits of all tokens; what weights cannot hold is refused."""
 
     @abstractmethod
     def of_saved(self, folder: Path) -> Self:
@@ -212,3 +210,76 @@ def check_target(folder: str | Path, model: object) -> None:
     """Refuse to write an edited model over the one that it is made from."""
     if isinstance(model, str) and Path(folder).resolve() == Path(model).resolve():
         raise InputError(f"{folder} is the model that is edited, which would be lost: save to another folder")
+
+
+@dataclass(frozen=True)
+class TwoModels:
+    """Direct contributions in the gap of the reporting half, of the model that was asked about and of another."""
+
+    other: str  # what the other is called
+    ours: HeadMap
+    theirs: HeadMap
+    difference: HeadMap  # theirs less ours, paired over rows, corrected over all heads
+
+    @property
+    def changed(self) -> list[Head]:
+        """Heads whose part differs significantly, the largest difference first."""
+        return [h for h in largest_first(np.abs(self.difference.value)) if self.difference.p_adjusted[h] <= ALPHA]
+
+    def verdict(self) -> Sentence:
+        """How the gap differs, and in which heads."""
+        d, first = self.difference, self.changed
+        most = f": {head_names(first[:6])}{', ...' if len(first) > 6 else ''}" if first else ""
+        smaller = abs(self.theirs.total) < abs(self.ours.total)
+        tone = "unclear" if not d.has_total else "good" if smaller else "bad"
+        return Sentence(
+            f"In {self.other} the gap is {signed(self.theirs.total)} {d.unit}, in this model {signed(self.ours.total)} "
+            f"(difference {signed(d.total)}, 95 % interval {signed(d.total_low)} to {signed(d.total_high)}). The "
+            f"direct contribution of {len(first) or 'no'} of {d.value.size} heads differs significantly{most}.",
+            tone,
+        )
+
+    def sections(self) -> list[Section]:
+        """The three maps, and the heads that differ most."""
+        named = {"Difference": self.difference, self.other: self.theirs, "This model": self.ours}
+        maps = [Section.from_json({"kind": "headmap", "title": n, **m.to_dict()}, n) for n, m in named.items()]
+        d, rows = self.difference, []
+        for at in largest_first(np.abs(d.value))[:10]:
+            ends = f"{signed(d.low[at])} to {signed(d.high[at])}"
+            figures = (signed(x.value[at]) for x in (self.ours, self.theirs, d))
+            rows.append([head_name(*at), *figures, ends, p_value(float(d.p_adjusted[at]))])
+        columns = ["head", "this model", self.other, "difference", "interval", "p adjusted"]
+        table = PlainTable(
+            caption=f"Heads whose direct contribution differs most, in {d.unit}", columns=columns, rows=rows
+        )
+        title = f"Beside {self.other}"
+        return [
+            Headmaps(title=title, text=self.verdict().text, names=list(named), maps=maps),
+            PlainTables(title="Where the models differ", tables=[table]),
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        maps = {"theirs": self.theirs, "difference": self.difference}
+        changed = [list(head) for head in self.changed]
+        return {"model": self.other, "changed": changed, **{name: found.to_dict() for name, found in maps.items()}}
+
+
+def compare_models(question: Question[Any], other: Question[Any], called: str, level: float = 0.95) -> TwoModels:
+    """Compare the heads of two models that were asked the same question about the same rows."""
+    if question.shape != other.shape:
+        shapes = (f"{layers} layers of {heads} heads" for layers, heads in (question.shape, other.shape))
+        raise InputError(f"the models have {' and '.join(shapes)}; head maps are compared head by head")
+    rows = ~question.choosing & question.comparable & other.comparable
+    part = question.rows.take(rows)
+    # Parts of pairs are seen from the pole that each model prefers, those of groups always from the first.
+    side = question.side * other.side
+    first, second = question.rows.poles
+    measure = f"difference of direct contributions, {called} less this model, {first} minus {second}"
+    ours, theirs = (question.parts[rows], question.total[rows]), (side * other.parts[rows], side * other.total[rows])
+    return TwoModels(
+        called,
+        part.score(*ours, level),
+        part.score(*theirs, level),
+        part.score(theirs[0] - ours[0], theirs[1] - ours[1], level, measure),
+    )

@@ -221,9 +221,9 @@ def attention_by_group(
     two = _two_groups(rows, plan.groups)
     seen = {}
     for name, folder in models.items():
-        told = None if progress is None else partial(progress, name)
+        tell = None if progress is None else partial(progress, name)
         device = str(device_named(plan.device))
-        seen[name] = look(folder, rows.examples, plan.layer, plan.token, device, plan.max_length, told)
+        seen[name] = look(folder, rows.examples, plan.layer, plan.token, device, plan.max_length, tell)
     kept = (rows.groups == two[0]) | (rows.groups == two[1])
     second = rows.groups[kept] == two[1]
     names = rows.names[two[0]], rows.names[two[1]]

@@ -24,7 +24,7 @@ from fairhead.locate.directions import (
     task_from_texts,
 )
 from fairhead.locate.edits import HeadEdits, parsed
-from fairhead.locate.gains import GIVEN, LEARNED, learn_gains, learn_told_gains
+from fairhead.locate.gains import GIVEN, LEARNED, learn_gains, learn_group_aware_gains
 from fairhead.locate.gap_question import NO_TEXTS, GapQuestion
 from fairhead.locate.gap_words import STAND_IN
 from fairhead.locate.head_features import Features, Pool, collect
@@ -125,8 +125,8 @@ def open_question(
         if plan.target is None:
             learned = learn_gains(question, plan.count, heads, plan.per_layer, seed=plan.seed)
             return question.with_gains(learned.values, LEARNED)
-        told = learn_told_gains(question, plan, heads)
-        return question.with_gains(told.values, told.sentence)
+        aware = learn_group_aware_gains(question, plan, heads)
+        return question.with_gains(aware.values, aware.sentence)
     return question
 
 
@@ -141,8 +141,7 @@ def _open_pairs(
     how: dict[str, Any] = {"device": source.device, "dtype": "float32", "start": source.start}
     scorer = load_scorer(source.model, **how, tokenizer=source.beside)
     check_heads(heads or (), [site.n_heads for site in find_sites(scorer.model)])
-    told = _stage(progress, "pairs")
-    terms = take_apart(scorer, pairs, folder=features, progress=lambda done, total: told(done, total))
+    terms = take_apart(scorer, pairs, folder=features, progress=_stage(progress, "pairs"))
     question = PairQuestion(scorer, pairs, terms, tf32=source.tf32, seed=source.seed, progress=progress)
     question.provenance = {
         **scorer.settings(),

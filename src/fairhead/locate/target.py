@@ -1,9 +1,9 @@
-"""What is added to a located gap where it is wanted: the cheapest edit that reaches a target, and another model.
+"""The cheapest edit that brings a gap down to a target.
 
 Every edit (kinds, numbers of heads and strengths) is tried on the selection half. Of those that are predicted to reach
 the wanted gap in new rows as well (`Evaluation.predicted`), the most accurate one is chosen, and reported on the other
-half with intervals, beside those that no other edit beats in both gap and accuracy. Gains that are told the groups
-(`gains.py`) are one more, with its figures out of fold.
+half with intervals, beside those that no other edit beats in both gap and accuracy. Group-aware gains (`gains.py`)
+are one more, with their figures out of fold.
 """
 
 import logging
@@ -14,21 +14,17 @@ from typing import Any
 import numpy as np
 
 from fairhead.errors import InputError
-from fairhead.locate.gains import ToldGains, learn_told_gains
+from fairhead.locate.gains import GroupAwareGains, learn_group_aware_gains
 from fairhead.locate.gap_question import GapQuestion
-from fairhead.locate.head_maps import Head, HeadMap, largest_first
+from fairhead.locate.head_maps import Head
 from fairhead.locate.locate_settings import LocatePlan
-from fairhead.locate.pair_rows import TextPairs
-from fairhead.locate.question import Question
 from fairhead.locate.rows import SURE
 from fairhead.locate.studies import Changes, written
 from fairhead.report.page import Sentence
-from fairhead.report.sections import Section
 from fairhead.report.sections.bench_block import EditFront, Frontier, Point
-from fairhead.report.sections.headmap import Headmaps
 from fairhead.report.sections.plain import PlainTable, PlainTables
-from fairhead.report.wording import head_name, head_names, metric_name, p_value, signed
-from fairhead.stats import ALPHA, Difference
+from fairhead.report.wording import metric_name, signed
+from fairhead.stats import Difference
 
 STRENGTHS = (0.25, 0.5, 0.75, 1.0)
 COUNTS = (1, 2, 3, 4, 6, 8, 12)
@@ -137,14 +133,14 @@ def _ends(change: Difference | None) -> tuple[float, ...]:
     return change.a, change.b, max(0.0, change.a + change.low), change.a + change.high
 
 
-def told_gains(question: GapQuestion, plan: LocatePlan) -> ToldGains | None:
-    """Gains that are told the groups, where passes edit every token and there are rows enough."""
+def group_aware_gains(question: GapQuestion, plan: LocatePlan) -> GroupAwareGains | None:
+    """Group-aware gains, where passes edit every token and there are rows enough."""
     if question.passes is None or question.passes.everywhere is None:
         return None
     try:
-        return learn_told_gains(question, plan)
+        return learn_group_aware_gains(question, plan)
     except InputError as error:  # too few rows for this edit leave the others as they are
-        logging.getLogger("fairhead").warning("gains that are told the groups were not tried: %s", error)
+        logging.getLogger("fairhead").warning("group-aware gains were not tried: %s", error)
         return None
 
 
@@ -160,7 +156,7 @@ def find_dose(
 ) -> Doses:
     """Try every kind, number of the ranked heads and strength in full forward passes.
 
-    Gains that are told the groups are tried, too, where passes are fast (on a GPU) or they are asked for.
+    Group-aware gains are tried, too, where passes are fast (on a GPU) or they are asked for.
     """
     metric, new = plan.target_metric, len(question.reported)
     choosing, heads = np.flatnonzero(question.choosing), tuple(ranked)
@@ -174,7 +170,7 @@ def find_dose(
         for some, read, gap, accuracy in zip(sets, reads, figures[metric][1:], figures["accuracy"][1:], strict=True):
             if np.isfinite(gap):
                 tried.append(Dose(kind, some, abs(gap), accuracy, rows.predicted(plain, read, plan, new)))
-    learned = told_gains(question, plan) if (question.fast if gains is None else gains) else None
+    learned = group_aware_gains(question, plan) if (question.fast if gains is None else gains) else None
     if learned is not None and learned.heads:
         question = question.with_gains(learned.values)
         gained = tuple(float(learned.values[head]) for head in learned.heads)
@@ -183,85 +179,11 @@ def find_dose(
     chosen = max(reach, key=lambda dose: (dose.accuracy, -len(dose.heads)), default=None)
     front = sorted((d for d in tried if not any(other.beats(d) for other in tried)), key=lambda d: d.gap)
     wanted = [*dict.fromkeys([*front, *([] if chosen is None else [chosen])])]
-    told, reported = question.rows.take(question.reported), {}
+    reporting, reported = question.rows.take(question.reported), {}
     for kind in dict.fromkeys(dose.kind for dose in wanted):
         of_kind = [dose for dose in wanted if dose.kind == kind]
         plain, *after = question.forward(question.reported, kind)([(), *(dose.heads for dose in of_kind)])
         for dose, read in zip(of_kind, after, strict=True):
-            reported[dose] = replace(dose, changes=told.compare(plain, read, plan))
+            reported[dose] = replace(dose, changes=reporting.compare(plain, read, plan))
     found = tuple(reported[dose] for dose in wanted)
     return Doses(metric, plan.share_left, before, tuple(tried), None if chosen is None else reported[chosen], found)
-
-
-@dataclass(frozen=True)
-class TwoModels:
-    """Direct contributions in the gap of the reporting half, of the model that was asked about and of another."""
-
-    other: str  # what the other is called
-    ours: HeadMap
-    theirs: HeadMap
-    difference: HeadMap  # theirs less ours, paired over rows, corrected over all heads
-
-    @property
-    def changed(self) -> list[Head]:
-        """Heads whose part differs significantly, the largest difference first."""
-        return [h for h in largest_first(np.abs(self.difference.value)) if self.difference.p_adjusted[h] <= ALPHA]
-
-    def verdict(self) -> Sentence:
-        """How the gap differs, and in which heads."""
-        d, first = self.difference, self.changed
-        most = f": {head_names(first[:6])}{', ...' if len(first) > 6 else ''}" if first else ""
-        smaller = abs(self.theirs.total) < abs(self.ours.total)
-        tone = "unclear" if not d.has_total else "good" if smaller else "bad"
-        return Sentence(
-            f"In {self.other} the gap is {signed(self.theirs.total)} {d.unit}, in this model {signed(self.ours.total)} "
-            f"(difference {signed(d.total)}, 95 % interval {signed(d.total_low)} to {signed(d.total_high)}). The "
-            f"direct contribution of {len(first) or 'no'} of {d.value.size} heads differs significantly{most}.",
-            tone,
-        )
-
-    def sections(self) -> list[Section]:
-        """The three maps, and the heads that differ most."""
-        named = {"Difference": self.difference, self.other: self.theirs, "This model": self.ours}
-        maps = [Section.from_json({"kind": "headmap", "title": n, **m.to_dict()}, n) for n, m in named.items()]
-        d, rows = self.difference, []
-        for at in largest_first(np.abs(d.value))[:10]:
-            ends = f"{signed(d.low[at])} to {signed(d.high[at])}"
-            figures = (signed(x.value[at]) for x in (self.ours, self.theirs, d))
-            rows.append([head_name(*at), *figures, ends, p_value(float(d.p_adjusted[at]))])
-        columns = ["head", "this model", self.other, "difference", "interval", "p adjusted"]
-        table = PlainTable(
-            caption=f"Heads whose direct contribution differs most, in {d.unit}", columns=columns, rows=rows
-        )
-        title = f"Beside {self.other}"
-        return [
-            Headmaps(title=title, text=self.verdict().text, names=list(named), maps=maps),
-            PlainTables(title="Where the models differ", tables=[table]),
-        ]
-
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON form."""
-        maps = {"theirs": self.theirs, "difference": self.difference}
-        changed = [list(head) for head in self.changed]
-        return {"model": self.other, "changed": changed, **{name: found.to_dict() for name, found in maps.items()}}
-
-
-def compare_models(question: Question[Any], other: Question[Any], called: str, level: float = 0.95) -> TwoModels:
-    """Compare the heads of two models that were asked the same question about the same rows."""
-    if question.shape != other.shape:
-        shapes = (f"{layers} layers of {heads} heads" for layers, heads in (question.shape, other.shape))
-        raise InputError(f"the models have {' and '.join(shapes)}; head maps are compared head by head")
-    rows = ~question.choosing & question.comparable & other.comparable
-    part = question.rows.take(rows)
-    # Parts of pairs are seen from the pole that each model prefers.
-    one, two = question.rows, other.rows
-    side = one.sign * two.sign if isinstance(one, TextPairs) and isinstance(two, TextPairs) else 1.0
-    first, second = question.rows.poles
-    measure = f"difference of direct contributions, {called} less this model, {first} minus {second}"
-    ours, theirs = (question.parts[rows], question.total[rows]), (side * other.parts[rows], side * other.total[rows])
-    return TwoModels(
-        called,
-        part.score(*ours, level),
-        part.score(*theirs, level),
-        part.score(theirs[0] - ours[0], theirs[1] - ours[1], level, measure),
-    )

@@ -15,7 +15,7 @@ from made_towers import tokenizer
 from PIL import Image
 
 from fairhead.cli import main
-from fairhead.locate.added import find_dose
+from fairhead.locate.target import find_dose
 
 GENDERS, AGES = ("Female", "Male"), ("20-29", "30-39", "50-59")
 

@@ -11,17 +11,17 @@ from scipy.stats import binomtest
 from scipy.stats.contingency import association
 
 from fairhead.errors import InputError
-from fairhead.locate.added import find_dose, told_gains
 from fairhead.locate.decompose import Decomposer
 from fairhead.locate.directions import classifier_task, concept_from_images
 from fairhead.locate.edits import HeadEdits
-from fairhead.locate.gains import _contrast, _Told, learn_gains, learn_told_gains
+from fairhead.locate.gains import _contrast, _Objective, learn_gains, learn_group_aware_gains
 from fairhead.locate.gap_question import GapQuestion
 from fairhead.locate.head_features import collect
 from fairhead.locate.head_maps import Head, group_cells
 from fairhead.locate.locate_settings import LocatePlan
 from fairhead.locate.passes import RowPasses
 from fairhead.locate.rows import SURE, Evaluation, halves_of
+from fairhead.locate.target import find_dose, group_aware_gains
 
 
 def batches_of(pixels, size=100):
@@ -69,7 +69,7 @@ def told_plan(**how: Any) -> LocatePlan:
 
 def test_gains_that_are_told_the_groups_turn_the_planted_head_down() -> None:
     question = asked()
-    found = learn_told_gains(question, told_plan())
+    found = learn_group_aware_gains(question, told_plan())
     assert found.reached
     assert PLANTED in found.heads
     assert found.values[PLANTED] < 0.5
@@ -87,7 +87,7 @@ def test_told_gains_know_nothing_of_the_reporting_half() -> None:
     labels, groups = (x.copy() for x in (other.rows.labels, other.rows.groups))
     labels[other.reported], groups[other.reported] = 1 - labels[other.reported], groups[other.reported][::-1]
     other.rows = replace(other.rows, labels=labels, groups=groups)
-    first, second = (learn_told_gains(one, told_plan()) for one in (question, other))
+    first, second = (learn_group_aware_gains(one, told_plan()) for one in (question, other))
     assert np.array_equal(first.values, second.values)
     assert first.sentence == second.sentence
 
@@ -124,10 +124,10 @@ def test_steps_and_doses_are_taken_by_what_is_predicted_and_not_by_the_gap_seen(
     """Where they were learned both close the gap; if nothing is sure of new rows, neither reaches the target."""
     question, plan = asked(), told_plan()
     only: dict[str, Any] = {"kinds": ("mean",), "strengths": (1.0,), "counts": (1,)}
-    assert learn_told_gains(question, plan).reached
+    assert learn_group_aware_gains(question, plan).reached
     assert find_dose(question, [Head(*PLANTED)], plan, **only).chosen is not None
     monkeypatch.setattr(Evaluation, "predicted", lambda *_: float("inf"))
-    unsure = learn_told_gains(question, plan)
+    unsure = learn_group_aware_gains(question, plan)
     assert not unsure.reached
     assert find_dose(question, [Head(*PLANTED)], plan, **only).chosen is None
 
@@ -153,7 +153,7 @@ def test_the_corrected_v_of_a_table_is_bergsmas() -> None:
 
 
 def test_told_gains_of_given_heads_say_where_the_target_is_out_of_reach() -> None:
-    found = learn_told_gains(asked(), told_plan(), heads=[(0, 1), (1, 0)])
+    found = learn_group_aware_gains(asked(), told_plan(), heads=[(0, 1), (1, 0)])
     assert set(found.heads) <= {(0, 1), (1, 0)}
     assert not found.reached
     assert "no step is surely within the target" in found.sentence
@@ -168,7 +168,7 @@ def test_the_slope_of_the_told_objective_is_that_of_its_value(metric, given) -> 
     part = 0.8 * groups + 0.7 * labels + rng.normal(size=n)
     start = np.column_stack([np.zeros(n), part - 1 + rng.normal(size=n)])
     parts = np.column_stack([np.zeros(n), part]).reshape(-1, 1)
-    told = _Told(start, parts, np.ones(1), np.eye(2)[labels], _contrast(rows, metric))
+    told = _Objective(start, parts, np.ones(1), np.eye(2)[labels], _contrast(rows, metric))
     found = told.descend(np.ones(1), [0], 3.0)[0]
 
     def plainly(gain):
@@ -187,7 +187,7 @@ def test_told_gains_are_one_more_dose() -> None:
     question, plan = asked(), told_plan(draws=3)
     found = find_dose(question, [Head(*PLANTED)], plan, kinds=("mean",), strengths=(0.5,), counts=(1,), gains=True)
     of_gains = next(dose for dose in found.front if dose.kind == "gain")
-    learned = learn_told_gains(question, plan)
+    learned = learn_group_aware_gains(question, plan)
     assert (of_gains.heads, of_gains.gap, of_gains.accuracy) == (learned.heads, learned.gap, learned.accuracy)
     assert of_gains.gains == tuple(learned.values[head] for head in learned.heads)
     assert of_gains.upper == learned.upper
@@ -207,10 +207,12 @@ def test_too_few_rows_for_told_gains_leave_the_other_doses(caplog) -> None:
     rare = question.rows.groups == 1
     persons = np.where(rare, np.arange(len(rare)) % 3, 3 + np.arange(len(rare)) % 40)
     question.rows = replace(question.rows, clusters=persons)
-    assert learn_told_gains(question, told_plan()).heads  # folds of persons without one group are no reason to stop
+    assert learn_group_aware_gains(
+        question, told_plan()
+    ).heads  # folds of persons without one group are no reason to stop
     few = np.flatnonzero(question.choosing & rare)[12:]
     question.rows = replace(question.rows, groups=np.where(np.isin(np.arange(len(rare)), few), 0, rare))
     with pytest.raises(InputError, match="gains need 10 images of two groups"):
-        learn_told_gains(question, told_plan())
-    assert told_gains(question, told_plan()) is None
+        learn_group_aware_gains(question, told_plan())
+    assert group_aware_gains(question, told_plan()) is None
     assert "were not tried: gains need 10" in caplog.text

@@ -6,7 +6,6 @@ import pytest
 from browsing import chromium, opened_page, violations, width_of
 from made_vit import PLANTED, pictures, planted_vit
 
-from fairhead.locate.added import find_dose
 from fairhead.locate.decompose import Decomposer
 from fairhead.locate.directions import classifier_task, concept_from_images
 from fairhead.locate.engine import locate
@@ -15,6 +14,7 @@ from fairhead.locate.head_features import collect
 from fairhead.locate.locate_settings import LocatePlan
 from fairhead.locate.passes import RowPasses
 from fairhead.locate.rows import Evaluation
+from fairhead.locate.target import find_dose
 from fairhead.report import render
 
 CARD = f"#card-L{PLANTED[0]}H{PLANTED[1]}"

@@ -12,7 +12,6 @@ from scipy import stats
 
 import fairhead
 from fairhead.errors import InputError
-from fairhead.locate.added import compare_models
 from fairhead.locate.decompose import Decomposer
 from fairhead.locate.directions import Concept, Task, classifier_task, concept_from_images
 from fairhead.locate.engine import locate
@@ -22,6 +21,7 @@ from fairhead.locate.head_features import Features, Pool, collect
 from fairhead.locate.head_maps import Head, group_cells, score, separation
 from fairhead.locate.locate_settings import LocatePlan
 from fairhead.locate.passes import RowPasses, forward_passes
+from fairhead.locate.question import compare_models
 from fairhead.locate.rows import Evaluation, halves_of
 from fairhead.locate.studies import Ablation, layer_matched, outcome, study
 from fairhead.report import Sentence, render
