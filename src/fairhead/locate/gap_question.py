@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import rankdata
+from scipy.stats import norm, rankdata
 from torch import nn
 
 from fairhead.data import Images
@@ -135,8 +135,8 @@ class GapQuestion(Question[Evaluation]):
         """By the gap, or by how well heads separate the groups along the concept.
 
         A direction that was learned from the selection half is not tested on the rows that it was learned from: of two
-        folds each is tested along the direction that the other gives. The two tests depend on each other, so p is
-        twice the mean of theirs (Vovk and Wang, 2020), and 1 where they are on different sides.
+        folds each is tested along the direction that the other gives. How far the two tests depend on each other is not
+        known, so p is that of the mean of their z, as if they were one: that can only be too large.
         """
         if plan.rank in ("gap", "effect"):
             return super().scores(found, rows, plan)
@@ -163,7 +163,8 @@ class GapQuestion(Question[Evaluation]):
             ps.append(p)
         if len(both) == 1:
             return Scores(values[0], ps[0])
-        return Scores(np.mean(values, axis=0), np.where(values[0] * values[1] > 0, np.minimum(1.0, sum(ps)), 1.0))
+        z = np.mean([np.sign(v) * norm.isf(np.maximum(p, 1e-300) / 2) for v, p in zip(values, ps, strict=True)], axis=0)
+        return Scores(np.mean(values, axis=0), np.asarray(2 * norm.sf(np.abs(z))))
 
     def text_shares(self, plan: LocatePlan) -> tuple[Array, Array]:
         """The share that texts of the attribute have in what each head writes, and its p against neutral texts, [L, H].
