@@ -90,3 +90,10 @@ def test_axe_finds_no_violation_and_nothing_is_cut_off(page, scheme, width) -> N
     page.get_by_role("radio", name="Direct contribution" if scheme == "light" else "Effect").check()
     assert violations(page, scheme, width) == []
     assert width_of(page, width) <= width
+
+
+def test_long_names_are_broken_on_a_phone(page) -> None:
+    html = page.content()
+    page.set_content(html.replace("shade", "Women_of_colour_in_leadership_positions_in_industry"))
+    assert page.get_by_role("radio", name="Along Women_of_colour").is_visible()
+    assert width_of(page, 390) <= 390
