@@ -325,7 +325,9 @@ class GapQuestion(Question[Evaluation]):
         """TextSpan of some heads, or of all; nothing without texts."""
         if self.pool is None:
             return ()
-        how: dict[str, Any] = {"m": plan.m, "permutations": plan.permutations, "seed": plan.seed}
+        # Of all heads, enough for one alone to be significant once corrected over all.
+        least = 0 if heads is not None else 2 * int(np.prod(self.shape) / plan.alpha)
+        how: dict[str, Any] = {"m": plan.m, "permutations": max(plan.permutations, least), "seed": plan.seed}
         return text_spans(self.moments, self.features.maps, self.pool, heads, **how)
 
 

@@ -103,6 +103,17 @@ def test_heads_that_know_the_groups_are_found_along_a_concept_that_is_learned() 
     assert found >= 10
 
 
+def test_one_head_of_many_can_be_significant_by_its_texts() -> None:
+    """Without neutral texts p comes from relabelling: a few permutations could not make it small enough."""
+    question = asked(400, 0.5, False, 0)
+    rng, head_map = np.random.default_rng(0), question.features.maps[1, 2]
+    attribute = [f"a{i}" for i in range(10)]
+    known = [f"t{i}" for i in range(60)], rng.normal(size=(60, WIDTH))
+    question.pool = Pool.of(*known, attribute, 30 * rng.normal(size=(10, head_map.shape[1])) @ head_map.T)
+    p = question.text_shares(replace(PLAN, permutations=100))[1]
+    assert p[1, 2] <= 0.05 / p.size
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("share", "skewed"), [(0.5, False), (0.1, False), (0.1, True), (0.05, False), (0.05, True)])
 @pytest.mark.parametrize(("rank", "kind"), [("effect", "mean"), ("effect", "project"), ("concept", "mean"),
