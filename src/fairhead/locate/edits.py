@@ -170,8 +170,8 @@ class HeadEdits:
             projection: Any = site.projection
             if type(projection) not in (nn.Linear, Conv1D):
                 raise UnsupportedModel(
-                    f"the output projection of layer {layer} ({site.family}) is a {type(projection).__name__}; merge "
-                    "adapters or undo quantisation first, then bake"
+                    f"the output projection of layer {layer} ({site.family}) is a {type(projection).__name__}, and an "
+                    "edit is baked into a plain linear layer alone: merge adapters or undo quantisation first"
                 )
             by_head = projection.weight.data if type(projection) is nn.Linear else projection.weight.data.T
             for head in sorted(h for place, h in where if place == layer):
