@@ -33,7 +33,7 @@ from fairhead.heads import Site, tap
 from fairhead.locate.decompose import Decomposer
 from fairhead.locate.directions import Task, balanced_weights, fit_logistic, task_from_images
 from fairhead.locate.edits import HeadEdits
-from fairhead.locate.gains import learn_gains, learn_told_gains
+from fairhead.locate.gains import learn_gains, learn_group_aware_gains
 from fairhead.locate.gap_question import GapQuestion
 from fairhead.locate.head_features import Features, HeadMoments
 from fairhead.locate.head_maps import Head
@@ -226,7 +226,7 @@ class Run:
         """Gains learned against a gap, told the groups of the selection half."""
         if f"told {metric}" in self.result["edits"]:
             return
-        found = learn_told_gains(self.question, replace(PLAN, target_metric=metric))
+        found = learn_group_aware_gains(self.question, replace(PLAN, target_metric=metric))
         names = ("weight", "before", "gap", "upper", "accuracy", "reached")
         told: dict[str, Any] = {name: getattr(found, name) for name in names} | {"metric": metric}
         self.result["edits"][f"told {metric}"] = told | self.reported(found.values, found.heads)

@@ -244,7 +244,7 @@ def check_kind(kind: str, kinds: Sequence[str] = KINDS) -> None:
 def _give_biases(sites: Sequence[Site]) -> None:
     """Make room for means in a family that has biases on request: all of its attention layers get them, as zeros."""
     first: Any = sites[0].module
-    config = getattr(first, "config", None)
+    config: Any = getattr(first, "config", None)
     projection = next((name for name, part in first.named_modules() if part is sites[0].projection), "")
     known = hasattr(config, "attention_bias") and not config.attention_bias
     if known:

@@ -82,7 +82,7 @@ def test_gains_that_are_told_the_groups_turn_the_planted_head_down() -> None:
     assert gaps[1] < 0.5 * gaps[0]
 
 
-def test_told_gains_know_nothing_of_the_reporting_half() -> None:
+def test_group_aware_gains_know_nothing_of_the_reporting_half() -> None:
     question, other = asked(), asked()
     labels, groups = (x.copy() for x in (other.rows.labels, other.rows.groups))
     labels[other.reported], groups[other.reported] = 1 - labels[other.reported], groups[other.reported][::-1]
@@ -152,7 +152,7 @@ def test_the_corrected_v_of_a_table_is_bergsmas() -> None:
     assert rows.figures([reads[3]])["cramers_v_corrected"][0] == pytest.approx(wanted)
 
 
-def test_told_gains_of_given_heads_say_where_the_target_is_out_of_reach() -> None:
+def test_group_aware_gains_of_given_heads_say_where_the_target_is_out_of_reach() -> None:
     found = learn_group_aware_gains(asked(), told_plan(), heads=[(0, 1), (1, 0)])
     assert set(found.heads) <= {(0, 1), (1, 0)}
     assert not found.reached
@@ -183,7 +183,7 @@ def test_the_slope_of_the_told_objective_is_that_of_its_value(metric, given) -> 
     assert 0.55 < found < 1
 
 
-def test_told_gains_are_one_more_dose() -> None:
+def test_group_aware_gains_are_one_more_dose() -> None:
     question, plan = asked(), told_plan(draws=3)
     found = find_dose(question, [Head(*PLANTED)], plan, kinds=("mean",), strengths=(0.5,), counts=(1,), gains=True)
     of_gains = next(dose for dose in found.front if dose.kind == "gain")
@@ -201,7 +201,7 @@ def test_told_gains_are_one_more_dose() -> None:
     assert [dose.kind for dose in find_dose(question, [Head(*PLANTED)], plan, kinds=("mean",)).tried].count("gain") == 0
 
 
-def test_too_few_rows_for_told_gains_leave_the_other_doses(caplog) -> None:
+def test_too_few_rows_for_group_aware_gains_leave_the_other_doses(caplog) -> None:
     """Three persons of one group: some quarter of the selection half has none of them, and cells are small."""
     question = asked()
     rare = question.rows.groups == 1
