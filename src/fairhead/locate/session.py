@@ -46,6 +46,7 @@ from fairhead.locate.prompts import (
 )
 from fairhead.locate.question import Question
 from fairhead.locate.rows import Evaluation, comparable_rows, halves_of, labelled_rows, shared_labels
+from fairhead.locate.streams import mean_of_patches
 from fairhead.locate.studies import Mask
 from fairhead.models.inputs import ImageInputs, RowInputs, TextInputs
 from fairhead.models.places import config_of, find
@@ -297,7 +298,8 @@ def open_session(
     text = None if is_text else text_side(source.text_adapter, source.text_encoder, inputs.loaded)
     # The stand-in was fitted on bare words.
     templates = file.templates or (("{}",) if isinstance(text, AdaptedText) else TEMPLATES)
-    reads = None if is_text or classifier is None else reads_of(inputs.model, next(inputs.batches(np.arange(1))))
+    of_model = mean_of_patches if classifier is None else reads_of
+    reads = None if is_text else of_model(inputs.model, next(inputs.batches(np.arange(1))))
     decomposer = Decomposer(inputs.model, reads or "first", None if classifier is None else False, source.terms)
     check_heads(heads or (), [decomposer.n_heads] * decomposer.n_layers)
     if isinstance(text, AdaptedText) and text.width != decomposer.width:

@@ -5,8 +5,9 @@ tokens: by attention pooling, or by classifiers that read means of tokens. `Deco
 is said here adds up.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass
+from math import prod
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -311,6 +312,17 @@ class Reads(NamedTuple):
 
     spans: tuple[tuple[int, int | None], ...]  # from one token to before another, or (None) to the last
     normed: bool = True  # whether the tokens went through the final norm
+
+
+@torch.no_grad()
+def mean_of_patches(model: nn.Module, inputs: Mapping[str, Tensor]) -> Reads | None:
+    """The mean of all tokens, where these are the patches of a picture and nothing else, as in I-JEPA; else None."""
+    stream = stream_of(model)
+    patch = getattr(stream.base.config, "patch_size", None)
+    if stream.projection is not None or stream.pooler is not None or not isinstance(patch, int):
+        return None
+    patches = prod(side // patch for side in inputs["pixel_values"].shape[-2:])
+    return Reads(((0, None),)) if stream.base(**inputs).last_hidden_state.shape[1] == patches else None
 
 
 class MeanPool:

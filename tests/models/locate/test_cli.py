@@ -15,6 +15,8 @@ from made_towers import tokenizer
 from PIL import Image
 
 from fairhead.cli import main
+from fairhead.locate.locate_settings import Source
+from fairhead.locate.session import open_session
 from fairhead.locate.target import find_dose
 
 GENDERS, AGES = ("Female", "Male"), ("20-29", "30-39", "50-59")
@@ -554,3 +556,13 @@ def test_another_model_is_shown_beside(located, clip, faces, capsys, tmp_path) -
     against = json.loads((tmp_path / "headmap.json").read_text())["against"]
     assert np.allclose(np.array(against["theirs"]["values"])[1, :2], 0, atol=1e-6)
     assert "Beside b" in (tmp_path / "report.html").read_text()
+
+
+def test_an_encoder_of_patches_alone_is_read_at_their_mean(faces, tmp_path) -> None:
+    """I-JEPA has no first token that stands for the picture: its first token is one patch."""
+    torch.manual_seed(0)
+    saved(hf.IJepaModel(hf.IJepaConfig(**VIT)).eval(), tmp_path)
+    session = open_session(Source(str(tmp_path), f"fairface:{faces}", "gender", "age", device="cpu"))
+    with torch.no_grad():
+        states = session.inputs.model(**next(session.inputs.batches(np.arange(3)))).last_hidden_state
+    np.testing.assert_allclose(session.features.output[:3], states.mean(1), atol=1e-5)
