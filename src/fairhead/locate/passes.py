@@ -139,29 +139,6 @@ class Sweep:
                 del block.forward
 
 
-def forward_passes(
-    decomposer: Decomposer,
-    batches: Callable[[], Iterable[Mapping[str, Tensor]]],
-    task: Task,
-    edits: HeadEdits,
-    kind: str = "mean",
-    tokens: int | None = 0,
-    **how: Any,
-) -> Sweep:
-    """Logits [n, C] of a model's classes with each of many sets of heads edited; the arguments are those of `Sweep`."""
-    if decomposer.pool is not None and tokens is not None:
-        raise InputError(
-            f"{type(decomposer.stream.base).__name__} is read at many tokens and has no first one that stands for "
-            "the image: edit all tokens (--tokens all)"
-        )
-
-    @torch.no_grad()
-    def read(inputs: Mapping[str, Tensor]) -> Tensor:
-        return decomposer.outputs(inputs).float()
-
-    return Sweep(decomposer.stream, batches, read, task.logits, edits, kind, tokens=tokens, **how)
-
-
 class Estimated(NamedTuple):
     """What k figures of each of n rows lose without each head, [n, L, H, k], and the outputs there, [n, d']."""
 
@@ -184,6 +161,13 @@ class RowPasses:
     progress: Callable[[str, int, int], None] | None = None  # called with (stage, rows done, rows)
     _rounds: Iterator[int] = field(default_factory=lambda: itertools.count(1), init=False, repr=False)
 
+    def __post_init__(self) -> None:
+        if self.everywhere is None and self.decomposer.pool is not None:
+            raise InputError(
+                f"{type(self.decomposer.stream.base).__name__} is read at many tokens and has no first token that "
+                "stands for the image: add --tokens all"
+            )
+
     def __call__(self, rows: NDArray[np.intp], edits: HeadEdits, kind: str) -> Sweep:
         """Logits of some rows with each of several sets of heads edited; `edits` are those of the first token."""
         number = next(self._rounds)
@@ -194,13 +178,19 @@ class RowPasses:
         # Whose output a resampled row gets must not depend on how long it is.
         as_it_comes = self.order is None or kind == "resample"
         order = np.arange(len(rows)) if as_it_comes or self.order is None else self.order(rows)
-        return forward_passes(
-            self.decomposer,
+
+        @torch.no_grad()
+        def read(inputs: Mapping[str, Tensor]) -> Tensor:
+            return self.decomposer.outputs(inputs).float()
+
+        return Sweep(
+            self.decomposer.stream,
             lambda: self.batches(rows[order]),
-            self.task,
+            read,
+            self.task.logits,
             self.everywhere or edits,
             kind,
-            0 if self.everywhere is None else None,
+            tokens=0 if self.everywhere is None else None,
             place=np.argsort(order, kind="stable"),
             tf32=self.in_tf32,
             progress=tell,

@@ -80,11 +80,6 @@ def open_question(
     if session.evaluation.others:
         session = session.between_farthest(task, choosing)
     concept = session.concept(task, choosing)
-    pooled = session.decomposer.pool is not None
-    if source.tokens == "first" and pooled:
-        raise InputError(
-            f"{source.called} reads all its tokens and has no first token that stands for the image: add --tokens all"
-        )
     if source.tokens == "first" and source.terms == "prs":
         raise InputError(
             "terms that share biases and means (--terms prs) cannot be edited by themselves: use all tokens"

@@ -22,7 +22,7 @@ from fairhead.locate.gap_question import direct_effect
 from fairhead.locate.head_features import HeadMoments, collect
 from fairhead.locate.head_maps import Head, group_cells
 from fairhead.locate.locate_settings import LocatePlan
-from fairhead.locate.passes import forward_passes
+from fairhead.locate.passes import RowPasses
 from fairhead.locate.rows import MEASURED, Evaluation
 from fairhead.locate.studies import curves, layer_matched, norm_matched
 
@@ -46,6 +46,10 @@ def images():
 
 def batches_of(images, size=40):
     return lambda start=0: ({"pixel_values": images[i : i + size]} for i in range(start, len(images), size))
+
+
+def passes_of(decomposer, images, task):
+    return RowPasses(decomposer, lambda rows: batches_of(images[rows])(), task)
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +135,7 @@ def test_direct_effect_of_the_last_layer_without_its_mlp_is_the_forward_pass_up_
     features = collect(decomposer, batches_of(images), 80)
     edits = HeadEdits.learn(features, group_cells(*groups))
     direct = direct_effect(features, task, edits, kind)([[(1, 0), (1, 3)]])[0]
-    (forward,) = forward_passes(decomposer, batches_of(images), task, edits, kind)([[(1, 0), (1, 3)]])
+    (forward,) = passes_of(decomposer, images, task)(np.arange(80), edits, kind)([[(1, 0), (1, 3)]])
     assert np.abs(direct - task.logits(features.output)).max() > 0.01
     np.testing.assert_allclose(direct[:, 0] / direct[:, 1], forward[:, 0] / forward[:, 1], rtol=1e-3)
 
@@ -140,7 +144,7 @@ def test_no_heads_leave_everything_as_it_is(clip, images, learned, task) -> None
     features, edits = learned
     logits = task.logits(features.output)
     np.testing.assert_allclose(direct_effect(features, task, edits)([()])[0], logits)
-    (forward,) = forward_passes(Decomposer(clip), batches_of(images), task, edits)([[]])
+    (forward,) = passes_of(Decomposer(clip), images, task)(np.arange(80), edits, "mean")([[]])
     np.testing.assert_allclose(forward, logits, atol=1e-4)
 
 
@@ -149,11 +153,16 @@ def test_resampling_takes_other_rows(clip, images, learned, task) -> None:
     own = features.outputs()[:, 0]
     order = np.roll(np.arange(80), 1)
     np.testing.assert_array_equal(edits.outputs("resample", own, 0, order)[1:], own[:-1])
-    batch = {"pixel_values": images[:1]}
+    clip_passes = passes_of(Decomposer(clip), images, task)
     with pytest.raises(InputError, match="at least two rows"):
-        forward_passes(Decomposer(clip), lambda: [batch], task, edits, "resample")([[(0, 0)]])
-    (swapped,) = forward_passes(Decomposer(clip), batches_of(images), task, edits, "resample")([WHERE])
+        clip_passes(np.arange(1), edits, "resample")([[(0, 0)]])
+    (swapped,) = clip_passes(np.arange(80), edits, "resample")([WHERE])
     assert np.abs(swapped - task.logits(features.output)).max() > 0.01
+
+
+def test_passes_that_edit_the_first_token_need_a_model_that_is_read_there(images, task) -> None:
+    with pytest.raises(InputError, match=r"SiglipVisionModel is read at many tokens .* add --tokens all"):
+        passes_of(Decomposer(FAMILIES["SigLIP"].build("sdpa")), images, task)
 
 
 @pytest.mark.parametrize("kind", ["zero", "mean", "project", "splince@0.7", "gain"])
@@ -318,13 +327,14 @@ def test_passes_that_start_late_are_passes_in_full(name, tokens, images) -> None
     task = Task(("a", "b"), rng.normal(size=(2, decomposer.width)), np.zeros(2), "made")
     calls: list[int] = []
 
-    def batches():
+    def batches(rows):
         calls.append(1)
-        return batches_of(images[:12], 6)()
+        return batches_of(images[rows], 6)()
 
     told: list[int] = []
-    tell = {"progress": lambda done, sets: told.append(done)}
-    passes = forward_passes(decomposer, batches, task, edits, "project", tokens, **tell)
+    everywhere = None if tokens == 0 else edits
+    asked = RowPasses(decomposer, batches, task, everywhere, progress=lambda stage, done, rows: told.append(done))
+    passes = asked(np.arange(12), edits, "project")
     sets = [[], [(1, 2)], [(1, 0), (1, 3)], [(0, 1), (1, 1)]]
     for where, logits in zip(sets, passes(sets), strict=True):
         with torch.no_grad(), fairhead.tap(decomposer.stream.base) as heads:

@@ -20,7 +20,7 @@ from fairhead.locate.gap_words import beats
 from fairhead.locate.head_features import Features, Pool, collect
 from fairhead.locate.head_maps import Head, group_cells, score, separation
 from fairhead.locate.locate_settings import LocatePlan
-from fairhead.locate.passes import RowPasses, forward_passes
+from fairhead.locate.passes import RowPasses
 from fairhead.locate.question import compare_models
 from fairhead.locate.rows import Evaluation, halves_of
 from fairhead.locate.studies import Ablation, layer_matched, outcome, study
@@ -176,8 +176,8 @@ def test_editing_it_closes_the_gap_and_random_heads_do_not(found, kind) -> None:
     assert direct.change.b < 0.3
     assert direct.percentile == 0
 
-    passes = batches_of(pixels[rows])
-    edited = forward_passes(decomposer, passes, located.task, located.question.edits, kind)
+    passes = RowPasses(decomposer, lambda some: batches_of(pixels[some])(), located.task)
+    edited = passes(np.flatnonzero(rows), located.question.edits, kind)
     controls = layer_matched(located.ranked, HEADS, draws=PLAN.draws)
     forward = study(edited, located.ranked, evaluation.take(rows), controls, PLAN, kind, "forward")
     assert forward["DP"].change.b < 0.3
