@@ -94,6 +94,8 @@ def _watched(record: TrainingRecord) -> list[str]:
             "--lr may find one"
         )
     score = f"from {100 * before['ss']:.1f} to {100 * after['ss']:.1f} %"
+    if (before["ss"] - 0.5) * (after["ss"] - 0.5) < 0:
+        score += ", past 50 %,"
     perplexity = f"from {before['perplexity']:.2f} to {after['perplexity']:.2f}"
     return [
         f"on {seen['items']} watched items the stereotype score (of the source or category most clearly off even) went "

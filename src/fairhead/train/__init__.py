@@ -121,11 +121,11 @@ class LanguagePlan(Plan):
         random_heads: as a control, train as many other heads of the same layers, drawn with the seed.
         checks: number of checks on watched terms, which are not trained on. Training keeps the last weights at which
             the stereotype score was no further from 50 % than before training and perplexity within --perplexity-rise.
-            On the other side of 50 %, it may be no further than half the width of the interval of the score before
-            training. Training stops after two checks in a row at or past 50 %. If that interval includes 50 %, as with
-            few terms, training never stops early, and the score may be as far from 50 % as half that interval is wide.
-            The score is that of the source or category most clearly off 50 %, by its interval.
-            0 disables the checks.
+            On the other side of 50 %, it must be nearer than before training and no further than half the width of the
+            interval of the score before training, or that half width must cover the whole change. Training stops after
+            two checks in a row at or past 50 %. If that interval includes 50 %, as with few terms, training never stops
+            early, and on its own side the score may be as far from 50 % as half that interval is wide. The score is
+            that of the source or category most clearly off 50 %, by its interval. 0 disables the checks.
         watched: share of the training items, by target term, that is set aside for the checks and not trained on.
         perplexity_rise: maximum relative rise in perplexity of the neutral text (or of the unrelated sentences, if
             there is no neutral text).

@@ -174,9 +174,10 @@ class _Stopping:
     """Which of the checked weights to keep: the last that are no further from even, at no cost in language.
 
     The last and not the nearest to even: a score of a few hundred items is noisy, and the nearest would often be an
-    early one, at a high learning rate, by luck. Past even a score may be by chance alone: what leans as far the other
-    way is no nearer. A score that is not clearly off even before training, as that of few terms seldom is, ends no
-    training, and weights are kept that are as near to even as it may be by chance.
+    early one, at a high learning rate, by luck. Past even a score may be by chance alone, and it must be nearer than
+    before, unless chance explains the whole change: what leans as far the other way is no nearer, however few the
+    terms. A score that is not clearly off even before training, as that of few terms seldom is, ends no training, and
+    weights are kept that are as near to even, on the same side, as it may be by chance.
     """
 
     def __init__(self, look: Callable[[], Look], plan: LanguagePlan) -> None:
@@ -201,8 +202,10 @@ class _Stopping:
 
     def _near(self, ss: float) -> bool:
         """Whether a score is near enough to even."""
-        past = (ss - _EVEN) * (self._before.ss - _EVEN) < 0
-        return abs(ss - _EVEN) <= (self._before.chance if past else self._furthest)
+        off, before, chance = abs(ss - _EVEN), abs(self._before.ss - _EVEN), self._before.chance
+        if (ss - _EVEN) * (self._before.ss - _EVEN) < 0:  # past even
+            return off + before <= chance or (off <= chance and off < before and not math.isclose(off, before))
+        return off <= self._furthest
 
     def enough(self, history: Sequence[Mapping[str, float]]) -> bool:
         """Whether the last two checks have seen a score of even, or on the other side of it."""

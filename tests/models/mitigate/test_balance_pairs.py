@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,8 +17,10 @@ from fairhead.cli import main
 from fairhead.data.sentences import StereoSetItem, Triplet, TripletSplit
 from fairhead.errors import InputError
 from fairhead.language.row_layout import final_states, training_memory
+from fairhead.language.running import TrainingRecord
 from fairhead.mitigate.balance_pairs import BalanceControl, BalancePairs, read_neutral
 from fairhead.mitigate.klaad import KLAAD
+from fairhead.mitigate.language_result import card_of
 from fairhead.mitigate.language_trainer import LanguageTrainer, train_folder
 from fairhead.mitigate.sentence_losses import BiasUnlearn
 from fairhead.mitigate.triplets import TripletData
@@ -238,7 +241,7 @@ def test_training_ends_once_even_is_reached_and_no_cost_is_paid_for_nothing():
 
 def test_a_score_that_is_even_but_for_chance_ends_no_training():
     """As that of few terms: 47 %, 48 % and 51 % may all be of a model that is as it was."""
-    noisy = [(0.53, 10.0, 0.08), (0.47, 10.0, 0.08), (0.48, 10.0, 0.08), (0.54, 10.0, 0.08), (0.44, 10.0, 0.08)]
+    noisy = [(0.53, 10.0, 0.08), (0.47, 10.0, 0.08), (0.48, 10.0, 0.08), (0.54, 10.0, 0.08), (0.46, 10.0, 0.08)]
     tuned, _ = stopped(noisy)
     assert (tuned.chosen, tuned.steps) == (8, 8)
     # What is further from even than chance explains is not kept, and perplexity counts as ever.
@@ -255,6 +258,12 @@ def test_weights_that_lean_as_far_the_other_way_are_not_kept():
     assert stopped([turned[0], *turned[2:]])[0].chosen == 0
     # The same for one that is below even before.
     assert stopped([(0.15, 10.0, 0.13), (0.48, 10.0), (1.0, 10.0), (0.85, 10.0)])[0].chosen == 2
+    # That few terms may be off by more than half does not excuse it, and all of a change may be by chance.
+    few = (1.0, 10.0, 0.52)
+    assert stopped([few, (1.0, 10.0), (0.0, 10.0), (0.0, 10.0), (0.0, 10.0)])[0].chosen == 2
+    assert stopped([few, (1.0, 10.0), (0.4, 10.0), (0.2, 10.0), (0.0, 10.0)])[0].chosen == 6
+    near = (0.53, 10.0, 0.08)
+    assert stopped([near, (0.52, 10.0), (0.52, 10.0), (0.46, 10.0), (0.44, 10.0)])[0].chosen == 6
 
 
 def test_watched_terms_are_neither_trained_on_nor_scored_later(neutral):
@@ -306,6 +315,11 @@ def test_own_pairs_are_balanced_by_the_command(tmp_path, neutral, capsys):
     record = json.loads((out / "fairhead-training.json").read_text())
     assert record["plan"]["checks"] == 2
     assert math.isfinite(record["results"]["held_out"]["after"].get("gap", 0.0))
+    read = TrainingRecord.read(out)
+    for after, said in ((0.4, "from 80.0 to 40.0 %, past 50 %, and"), (0.5, "from 80.0 to 50.0 % and")):
+        looks = {when: {"ss": ss, "perplexity": 10.0} for when, ss in (("before", 0.8), ("after", after))}
+        kept = replace(read, results={**read.results, "watched": {"items": 3, "chosen": 2, **looks}})
+        assert said in card_of(kept, None).done
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt-2"])
