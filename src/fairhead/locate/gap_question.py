@@ -136,7 +136,8 @@ class GapQuestion(Question[Evaluation]):
 
         A direction that was learned from the selection half is not tested on the rows that it was learned from: of two
         folds each is tested along the direction that the other gives. How far the two tests depend on each other is not
-        known, so p is that of the mean of their z, as if they were one: that can only be too large.
+        known, so p is that of the mean of their z, as if they were one: if these are jointly normal, that can only be
+        too large.
         """
         if plan.rank in ("gap", "effect"):
             return super().scores(found, rows, plan)
