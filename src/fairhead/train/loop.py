@@ -147,7 +147,8 @@ class Loop:
         """Begin, or go on from the checkpoint if it holds a state."""
         self._model, self._optimizer, self._batches, self._plan = model, optimizer, batches, plan
         self._checkpoint, self._saves_kept = checkpoint, saves_kept
-        self._of_loss: dict[str, Any] = getattr(getattr(loss, "__self__", loss), "__dict__", {})
+        owner = getattr(loss, "__self__", loss)
+        self._of_loss: dict[str, Any] = {} if isinstance(owner, type) else getattr(owner, "__dict__", {})
         self.epoch, self.done, self.resumed_at = 1, 0, 0
         self.enough = False
         self.losses: list[Tensor] = []

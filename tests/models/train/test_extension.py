@@ -52,6 +52,15 @@ def test_a_loss_sees_what_the_model_returned_the_labels_and_their_rows(task):
         assert torch.equal(one, other)
 
 
+def test_a_loss_may_be_a_method_of_a_class(task):
+    class Plain:
+        @classmethod
+        def loss(cls, output, labels, rows):
+            return cross_entropy(output.logits, labels)
+
+    assert fit(build_model(), task.train, task.validation, PLAN, loss=Plain.loss).steps == 12
+
+
 def test_a_sampler_decides_which_rows_are_shown(task):
     seen = []
 
