@@ -85,8 +85,11 @@ def _clearest(scorer: Scorer, items: Sequence[StereoSetItem]) -> tuple[float, fl
     for item in items:
         for of in ((item.source,), (item.source, item.bias_type)):
             parts.setdefault(of, []).append(item)
-    levels = {1: 0.95, 2: 1 - 0.05 / sum(len(of) == 2 for of in parts)}
-    found = [(len(of), *_with_chance(stereoset.table(parts[of], answers), levels[len(of)])) for of in sorted(parts)]
+    tables = {of: table for of in sorted(parts) if len(table := stereoset.table(parts[of], answers))}
+    if not tables:
+        raise InputError(f"none of {len(items)} items can be scored: all are too long for the model")
+    levels = {1: 0.95, 2: 1 - 0.05 / sum(len(of) == 2 for of in tables)}
+    found = [(len(of), *_with_chance(table, levels[len(of)])) for of, table in tables.items()]
     _, score, chance = max(found, key=lambda one: (max(0.0, _from_even(one[1]) - one[2]), -one[0], -one[2]))
     return score, chance
 

@@ -13,13 +13,14 @@ from scipy.stats import binomtest, ttest_1samp
 import fairhead
 from fairhead.cli import main
 from fairhead.data import dataset, read_items
-from fairhead.data.sentences import GOLD_LABELS, CrowsPair, read_bbq
+from fairhead.data.sentences import GOLD_LABELS, CrowsPair, Triplet, read_bbq
 from fairhead.errors import InputError
 from fairhead.language.answers import Score
 from fairhead.language.benchmarks import bbq as bbq_benchmark
 from fairhead.language.benchmarks import benchmark_of
 from fairhead.language.item_table import read_items as read_table
 from fairhead.language.running import TrainingRecord, read_data, without_training_targets
+from fairhead.language.scorer import Scorer
 from fairhead.mitigate.balance_pairs import BalancePairs
 from fairhead.mitigate.language_trainer import LanguageTrainer, scores_of, set_aside
 from fairhead.mitigate.sentence_losses import _clearest
@@ -179,6 +180,17 @@ def test_few_watched_terms_tell_little(terms, likelier, clear):
     """Of so many terms so many prefer the stereotype: whether that is clearly more or less than half of them."""
     score, chance = clearest((terms, likelier))
     assert (abs(score - 0.5) > chance) == clear
+
+
+def test_a_category_of_texts_that_are_all_too_long_is_not_scored():
+    age, race = (
+        replace(ITEMS[0], kind="intrasentence", id=name, target=name, bias_type=name) for name in ("age", "race")
+    )
+    long = replace(race, sentences=Triplet(*(f"{text} " * 100 for text in race.texts)))
+    scorer = Scorer(build("llama"), tokenizer())
+    assert _clearest(scorer, [age, long]) == _clearest(scorer, [age])
+    with pytest.raises(InputError, match="none of 1 items can be scored"):
+        _clearest(scorer, [long])
 
 
 @pytest.mark.parametrize("terms", [1, 2, 8, 40])
