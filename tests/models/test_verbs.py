@@ -123,7 +123,7 @@ def test_a_model_of_others_answers_all_rows_where_the_parts_are_drawn(run, tmp_p
     (tmp_path / "model" / "training_rows.json").unlink()
     assert len(fairhead.predict(tmp_path / "model", drawn, device="cpu")) == 60
     assert "predicting all 60 rows" in caplog.text
-    assert len(fairhead.predict(tmp_path / "model", drawn, part="test", device="cpu")) == 6
+    assert len(fairhead.predict(tmp_path / "model", drawn, part="test", device="cpu")) == 18
     named = fairhead.dataset(pictures, label=labels, split=["train", "val", "test"] * 20)
     assert len(fairhead.predict(tmp_path / "model", named, device="cpu")) == 20
     # Of rows that a model is known to have been trained on, none is answered, and of the others the test part.
