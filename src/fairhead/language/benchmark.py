@@ -138,22 +138,18 @@ class BenchmarkResult(Result):
 
     def page(self) -> "Report":
         """The figures of each category, with what can be said of them, and what was left out."""
+        from fairhead.report.model_card import name_of
         from fairhead.report.page import Report, Sentence
 
         benchmark, level = self.of, float(self.provenance.get("level", 0.95))
+        model = str(self.provenance.get("model_path") or self.provenance.get("model", ""))
         return Report(
-            title=f"{self._model} on {benchmark.title}",
+            title=f"{name_of(model)} on {benchmark.title}",
             question=benchmark.question,
             verdict=[Sentence(text, "note") for text in (*benchmark.sentences(self, level), *self._remarks())],
             sections=[benchmark.figures(self, level)],
             provenance=dict(self.provenance),
         )
-
-    @property
-    def _model(self) -> str:
-        from fairhead.report.model_card import name_of
-
-        return name_of(str(self.provenance.get("model_path") or self.provenance.get("model", "")))
 
     def _remarks(self) -> Iterator[str]:
         """What should be known of the figures, and where the answers lie."""

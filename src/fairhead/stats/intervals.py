@@ -70,7 +70,7 @@ class EvenTest(NamedTuple):
 
 def percentile(star: Array, level: float = 0.95) -> Interval:
     """Percentile interval of replicates, shape [B]: for rates, means and signed differences."""
-    low, high = quantiles(star, _tails(level))
+    low, high = quantiles(star, [(1 - level) / 2, (1 + level) / 2])
     return Interval(float(low), float(high), _std(star), None, "percentile")
 
 
@@ -396,7 +396,3 @@ def _std(values: Array) -> float:
     """`np.std` of shape [B], without what it costs for few values."""
     centred = values - values.sum() / len(values)
     return sqrt(float(centred @ centred) / len(centred))
-
-
-def _tails(level: float) -> list[float]:
-    return [(1 - level) / 2, (1 + level) / 2]
