@@ -171,7 +171,8 @@ class _Moved:
         star_a, star_b = (star[:, 0, 0, known[0]] - star[:, 0, 0, known[1]] for star in self.stars)
         low, high = change_of_size(a, b, star_a, star_b, level)
         least = [intervals.minimum_detectable(float(np.std(star_b - of)), level) for of in (star_a, -star_a)]
-        both = max(least[0], least[1] - 2 * abs(float(a))) if least[0] > 0 else 0.0
+        size = max(0.0, float(a * a - np.var(star_a))) ** 0.5  # of a, without what noise adds to it
+        both = max(least[0], least[1] - 2 * size) if least[0] > 0 else 0.0
         return Span(float(abs(b) - abs(a)), float(low), float(high)), both
 
 

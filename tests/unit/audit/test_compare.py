@@ -350,7 +350,10 @@ def test_metrics_that_pool_groups_differ_as_in_the_audits_where_a_group_is_small
 
 
 def test_a_gap_that_an_even_model_did_not_have_is_found_where_the_sample_can_detect_it():
-    """By the noise of b − a alone 6.3 points were detectable, of which 33 % were found: b must differ from −a, too."""
+    """By the noise of b − a alone 6.3 points were detectable, of which 33 % were found: b must differ from −a, too.
+
+    By the gap that a shows, 9.8, of which 62 % were found: of an even model that is noise.
+    """
     rng, group = np.random.default_rng(0), np.repeat([0, 1], 600)
 
     def drawn(gap):
@@ -361,7 +364,9 @@ def test_a_gap_that_an_even_model_did_not_have_is_found_where_the_sample_can_det
         return fairhead.compare(*both, metrics=["EOp"], n_boot=300, n_perm=500).differences[0]
 
     smallest = np.median([drawn(0.1).mde for _ in range(20)])
-    assert 0.6 < np.mean([drawn(smallest).significant for _ in range(60)]) < 0.95
+    power = np.mean([drawn(smallest).significant for _ in range(60)])
+    print(f"600 rows a group, the first model even: {100 * smallest:.0f} points are found in {100 * power:.0f} %")
+    assert 0.7 < power < 0.95
 
 
 def test_predictions_that_are_the_same_detect_nothing():
