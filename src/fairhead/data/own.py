@@ -82,7 +82,7 @@ def read_images(
         id: column of distinct ids; by default id.
         person: column of the person (or the source) of a picture: nobody is in two parts.
         input: column of the paths; by default path, file, image or filename.
-        fractions: part -> share of what is drawn; by default 80/10/10, of fewer than 3,000 rows more to test on and of
+        fractions: part -> share of what is drawn; by default 80/10/10, of fewer than 4,000 rows more to test on and of
             fewer than 1,500 more to validate on (55/15/30 of 500).
         seed: of what is drawn.
         on_error: "raise", or "skip" to leave out rows without an input or a label, and pictures that are broken.

@@ -17,15 +17,15 @@ EIGHTY_TEN_TEN: Mapping[str, float] = {"train": 0.8, "val": 0.1, "test": 0.1}
 
 
 def shares_of(rows: int) -> dict[str, float]:
-    """The shares of a random split of so many rows: 80/10/10, but 300 rows to test on and 150 to validate on.
+    """The shares of a random split of so many rows: 80/10/10, but 400 rows to test on and 150 to validate on.
 
-    Of few rows that is at most 30 and 15 %: a gap between groups needs some 150 rows to be defined at all.
+    Of few rows that is at most 30 and 15 %. A gap needs some 150 rows to be defined; `locate` wants 400.
 
     Example:
-        >>> shares_of(500), shares_of(1500), shares_of(10_000)["train"].__round__(2)
+        >>> shares_of(500), shares_of(2000), shares_of(10_000)["train"].__round__(2)
         ({'train': 0.55, 'val': 0.15, 'test': 0.3}, {'train': 0.7, 'val': 0.1, 'test': 0.2}, 0.8)
     """
-    val, test = (min(max(wanted / max(rows, 1), 0.1), most) for wanted, most in ((150, 0.15), (300, 0.3)))
+    val, test = (min(max(wanted / max(rows, 1), 0.1), most) for wanted, most in ((150, 0.15), (400, 0.3)))
     return {"train": 1 - val - test, "val": val, "test": test}
 
 
