@@ -123,8 +123,8 @@ def test_smollm2_scores_as_an_independent_run_did(real_model, real_data):
         "gender": (60.49, 92.21, 72.87),
         "profession": (60.70, 90.16, 70.87),
         "race": (64.60, 88.04, 62.33),
-        "religion": (53.61, 89.79, 83.31),
     }
     for group, figures in expected.items():
         found = [100 * result[metric, group].value for metric in ("ss", "lms", "icat")]
         assert found == pytest.approx(figures, abs=0.005)
+    assert result["ss", "religion"].value is None  # of three terms
