@@ -4,7 +4,7 @@ Of a pair, Δ = log p(stereotype) − log p(anti-stereotype), of whole sentences
 stereotype; that one sentence is likelier than another has many reasons. So the mean is taken off every pair alike, and
 each pair keeps its own difference from it. The loss of a batch has three parts:
 
-1. shift: the Huber loss of Δ − (Δ before training − the mean of those, `strength` times);
+1. shift: the Huber loss of Δ − (Δ before training − the mean of those, taken off `strength` times);
 2. level: the Huber loss of how far the mean log-probability of a pair's two sentences has moved;
 3. keep: KL(before ‖ now) of next-token distributions, per token, on unrelated sentences and on neutral text. Pairs have
    no unrelated sentence: a second neutral text stands for it.
@@ -12,6 +12,9 @@ each pair keeps its own difference from it. The loss of a batch has three parts:
 What the model said before training is computed once (`refer`): two numbers per pair, and the final hidden states of the
 sentences whose distributions are kept, which the output layer as it was turns into distributions again. No second model
 is held. KLAAD's two other parts can be added (`kl_weight`, `triplet_weight`); they read the sentences a second time.
+
+Terms that are not trained on follow only in part. So how often the mean is taken off is steered by the terms that are
+watched (`_Strengths`), for each source of data by itself, unless a strength is given.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -30,18 +33,17 @@ from fairhead.data import TextPair, parse_spec
 from fairhead.data.sentences import StereoSetItem
 from fairhead.data.splits import shuffle_by_hash
 from fairhead.errors import InputError
-from fairhead.language import packing
 from fairhead.language.benchmarks.perplexity import read_documents
-from fairhead.language.packing import Row, plain_row, start_token, token_ids
-from fairhead.language.row_layout import Layout, Planned, ReadyBatch, at_vocabulary, log_sum_exp, quiet, send
+from fairhead.language.packing import start_token, token_ids
+from fairhead.language.row_layout import at_vocabulary, log_sum_exp, quiet, send
 from fairhead.mitigate.klaad import KLAAD
+from fairhead.mitigate.pair_batches import Example, Reference, batch_of, beside, divergence_of
 from fairhead.mitigate.sentence_losses import NegativeLogLikelihoods
-from fairhead.mitigate.triplets import Example as KlaadExample
 from fairhead.mitigate.triplets import Prepared, encode_triplets, layouts_of, tree_of
 from fairhead.settings import NotNegative, Option, Positive, check_config
 from fairhead.train.step import Parts
+from fairhead.train.tuning import Look
 
-STEREOTYPE, ANTI_STEREOTYPE, UNRELATED, NEUTRAL = range(4)
 _AT_ONCE = 64  # examples that are read together where nothing is trained
 _MOST_TOKENS = 64  # of a neutral text: the rest would be padding to all others of its batch
 _MOST_WATCHED = 200
@@ -81,24 +83,6 @@ def encode_neutral(texts: Sequence[str], tokenizer: Any, context: int) -> list[t
     return [tuple(ids[: min(context, _MOST_TOKENS)]) for ids in found if len(ids) > 1]
 
 
-class Reference(NamedTuple):
-    """What the model said of an example before it was trained."""
-
-    logprobs: tuple[float, float]  # of the stereotype and of the anti-stereotype
-    states: Tensor  # what the output layer reads where the distribution is kept, [K, D]
-    mean_gap: float  # what is taken off Δ; NaN: the mean of the batch
-
-
-class Example(NamedTuple):
-    """The sentences of an item, with a neutral text where there is one, as one tree."""
-
-    of: tuple[str, str]  # the item's source of data, and its category there
-    sentences: tuple[Sequence[int], ...]  # in the order of STEREOTYPE, ANTI_STEREOTYPE, UNRELATED and NEUTRAL
-    tree: Row
-    reference: Reference | None = None
-    klaad: KlaadExample | None = None  # the same item as KLAAD reads it
-
-
 @dataclass(frozen=True)
 class _WithNeutralText:
     """What both methods here do with a neutral text."""
@@ -131,8 +115,9 @@ class BalancePairs(_WithNeutralText):
         centre: subtract the "mean", or the "median" in its place: it is 0 where as many pairs lean one way as the
             other, which is what the stereotype score counts, however far single pairs lean.
         strength: how many times to subtract that mean ("each": once). Terms that are not trained on follow only
-            partly: with a strength above 1, trained terms overshoot so that others come closer to even. Of 1, 2 and 3,
-            3 brought watched terms closest to even (SmolLM2, six runs).
+            partly: with a strength above 1, trained terms overshoot so that others come closer to even. By default it
+            begins at 1 and, for each data source, rises at each check while watched terms still lean as before
+            training, and falls where they lean the other way.
         level_weight: weight of the second part of the loss; the first has weight 1.
         keep_weight: weight of the third part of the loss.
         width: where the Huber loss changes from quadratic to linear, in nats.
@@ -142,7 +127,7 @@ class BalancePairs(_WithNeutralText):
 
     mean_over: Literal["batch", "category", "all", "each"] = "all"
     centre: Literal["mean", "median"] = "mean"
-    strength: Positive = 3.0
+    strength: Positive | None = None
     level_weight: NotNegative = 0.5
     keep_weight: NotNegative = 10.0
     width: Positive = 2.0
@@ -227,6 +212,7 @@ class BalancePairs(_WithNeutralText):
         output: Any = model.get_output_embeddings()  # type: ignore[operator]
         trained = any(weight.requires_grad for weight in output.parameters())
         before = deepcopy(output).requires_grad_(False) if trained else output
+        strengths = _Strengths(1.0 if self.mean_over == "each" else self.strength)
 
         def loss(examples: Sequence[Example]) -> Parts:
             references = [example.reference for example in examples if example.reference is not None]
@@ -235,15 +221,16 @@ class BalancePairs(_WithNeutralText):
             batch = batch_of(examples, layout_of)
             device = batch.kept.device
             states = send(torch.cat([reference.states for reference in references]), device)
-            with _beside(output, before, states):
+            with beside(output, before, states):
                 logits = batch.ready.logits().float()
             now, then = logits[: -len(states)], logits[-len(states) :]
             totals = log_sum_exp(logits)
-            numbers = [[*reference.logprobs, reference.mean_gap] for reference in references]
+            times = [strengths.of(example.of[0]) for example in examples]
+            numbers = [[*one.logprobs, one.mean_gap, t] for one, t in zip(references, times, strict=True)]
             parts = self.parts(
                 batch.pair_logprobs(now, totals),
                 send(torch.tensor(numbers, dtype=torch.float32), device),
-                _divergence(then, now[batch.kept], totals[len(now) :], totals[batch.kept])[batch.counted],
+                divergence_of(then, now[batch.kept], totals[len(now) :], totals[batch.kept])[batch.counted],
             )
             if klaad_loss is None:
                 return parts
@@ -251,20 +238,65 @@ class BalancePairs(_WithNeutralText):
             return {**parts, **more, "loss": parts["loss"] + more["loss"]}
 
         with nullcontext() if self.klaad is None else self.klaad.session(model) as klaad_loss:
-            yield loss
+            yield _Steered(loss, strengths.see, self.steered)
+
+    @property
+    def steered(self) -> bool:
+        """Whether watched terms decide how often the mean is taken off."""
+        return self.strength is None and self.mean_over != "each"
 
     def parts(self, now: Tensor, before: Tensor, divergence: Tensor) -> Parts:
-        """The loss of B pairs from log-probabilities now [2, B], those before and the mean gap [B, 3], and KL [T]."""
+        """The loss of B pairs from log-probabilities now [2, B] and KL [T].
+
+        And from those before, the mean gap and how often it is taken off, [B, 4].
+        """
         gap, gap_before = now[0] - now[1], before[:, 0] - before[:, 1]
         mean = before[:, 2]
         if self.mean_over == "batch":
             mean = gap_before.quantile(0.5) if self.centre == "median" else gap_before.mean()
-        times = 1.0 if self.mean_over == "each" else self.strength
-        shift = huber_loss(gap, gap_before - times * mean, delta=self.width)
+        shift = huber_loss(gap, gap_before - before[:, 3] * mean, delta=self.width)
         level = huber_loss(now.mean(0), before[:, :2].mean(1), delta=self.width)
         keep = divergence.mean()
         total = shift + self.level_weight * level + self.keep_weight * keep
         return {"loss": total, "shift": shift, "level": level, "keep": keep}
+
+
+class _Strengths:
+    """How often the mean of each source is taken off: a fixed number, or what watched terms ask for."""
+
+    def __init__(self, fixed: float | None) -> None:
+        self._fixed = fixed
+        self._before: Look | None = None  # the first, of the model before training
+        self._of: dict[str, float] = {}
+
+    def of(self, source: str) -> float:
+        """Of one source."""
+        return self._of.get(source, 1.0) if self._fixed is None else self._fixed
+
+    def see(self, look: Look) -> None:
+        """What a check has seen: add the share of the lean before training that is left of it.
+
+        Where the score was not clearly off even, the share is one of what chance may be.
+        """
+        if self._before is None:
+            self._before = look
+            return
+        for before, now in zip(self._before.sources, look.sources, strict=True):
+            lean = before.ss - 0.5
+            left = (now.ss - 0.5) * np.sign(lean) / max(abs(lean), before.chance, 1e-9)
+            self._of[now.source] = max(0.0, self.of(now.source) + float(np.clip(left, -1, 1)))
+
+
+@dataclass(frozen=True)
+class _Steered:
+    """The loss of examples, with what is told to it."""
+
+    loss: Callable[[Sequence[Example]], Parts]
+    see: Callable[[Look], None]
+    steers: bool
+
+    def __call__(self, examples: Sequence[Example]) -> Parts:
+        return self.loss(examples)
 
 
 @dataclass(frozen=True)
@@ -295,87 +327,3 @@ class BalanceControl(_WithNeutralText):
             return {"loss": -batch.token_logprobs(logits, log_sum_exp(logits))[batch.trained].mean()}
 
         yield loss
-
-
-class Batch(NamedTuple):
-    """B examples on the model's device: S scored tokens, predicted at P positions."""
-
-    ready: ReadyBatch
-    pair_tokens: Tensor  # scored tokens of stereotypes and anti-stereotypes, a sentence after the other, [Q]
-    pair_of: Tensor  # which of the 2B sentences each is of, stereotypes first, [Q]
-    trained: Tensor  # scored tokens of pairs and neutral texts, [C]
-    kept: Tensor  # positions whose distribution is kept, an example after the other, [K]
-    kept_of: Tensor  # how many of them each example has, [B]; not on the device
-    counted: Tensor  # for each token of unrelated sentences and neutral texts, which of `kept` predicts it, [T]
-
-    def token_logprobs(self, logits: Tensor, totals: Tensor) -> Tensor:
-        """Log-probabilities [S] of the scored tokens, from logits [P, V] and their log-sum-exp [P]."""
-        return logits[self.ready.source, self.ready.token] - totals[self.ready.source]
-
-    def pair_logprobs(self, logits: Tensor, totals: Tensor) -> Tensor:
-        """Log-probabilities of whole sentences, [2, B]: stereotypes, then anti-stereotypes."""
-        tokens = self.token_logprobs(logits, totals)[self.pair_tokens]
-        return tokens.new_zeros(2 * len(self.kept_of)).index_add(0, self.pair_of, tokens).view(2, -1)
-
-
-def batch_of(examples: Sequence[Example], layout_of: Callable[[Sequence[Example]], Layout]) -> Batch:
-    """Put examples together."""
-    layout, n, each = layout_of(examples), len(examples), len(examples[0].sentences)
-    rows: list[Row] = []
-    for b, example in enumerate(examples):
-        if layout.tree:
-            paths = (packing.Path(each * b + path.sequence, path.positions) for path in example.tree.paths)
-            rows.append(example.tree._replace(paths=tuple(paths)))
-        else:
-            rows += [plain_row(tokens, sequence=each * b + k) for k, tokens in enumerate(example.sentences)]
-    planned = Planned(layout, tuple(rows), range(n * each))
-    at = dict(planned.paths())
-    ready = planned.ready()
-    device = ready.source.device
-    pairs = [at[each * b + k] for k in (STEREOTYPE, ANTI_STEREOTYPE) for b in range(n)]
-    neutral = [at[each * b + NEUTRAL] for b in range(n) if each > NEUTRAL]
-    source, kept, counted = planned.sources(), list[Any](), []
-    for b in range(n):
-        own = source[np.concatenate([at[each * b + k] for k in range(UNRELATED, each)])]
-        places, inverse = np.unique(own, return_inverse=True)
-        counted.append(inverse + sum(len(before) for before in kept))
-        kept.append(places)
-
-    def moved(values: Any) -> Tensor:
-        return send(torch.from_numpy(np.ascontiguousarray(values)), device)
-
-    return Batch(
-        ready,
-        moved(np.concatenate(pairs)),
-        moved(np.repeat(np.arange(2 * n), [len(one) for one in pairs])),
-        moved(np.concatenate([*pairs, *neutral])),
-        moved(np.concatenate(kept)),
-        torch.tensor([len(one) for one in kept]),
-        moved(np.concatenate(counted)),
-    )
-
-
-@contextmanager
-def _beside(output: nn.Module, before: nn.Module, states: Tensor) -> Iterator[None]:
-    """Let an output layer also give, after its own logits, those of `states` by the layer as it was before.
-
-    Whatever the model does to its logits afterwards (soft caps, scales) it does to both.
-    """
-
-    def append(module: nn.Module, inputs: tuple[Tensor, ...], logits: Tensor) -> Tensor:
-        with torch.no_grad():
-            # `forward`, not a call: where it is the layer itself, its hooks are not meant for this.
-            then = before.forward(states.to(inputs[0].dtype))
-        return torch.cat([logits, then[None]], dim=1)
-
-    hook = output.register_forward_hook(append)
-    try:
-        yield
-    finally:
-        hook.remove()
-
-
-def _divergence(before: Tensor, now: Tensor, total_before: Tensor, total_now: Tensor) -> Tensor:
-    """KL(before ‖ now) of distributions given by logits [K, V] and their log-sum-exp [K]: [K]."""
-    share = (before - total_before[:, None]).exp()
-    return (share * (before - now)).sum(-1) - total_before + total_now

@@ -172,7 +172,7 @@ class LanguageTrainer:
                 plan,
                 checkpoints=checkpoints,
                 identity=identity,
-                look=None if look is None else lambda: look(getattr(loss, "see", None)),
+                look=look,
                 broken=wrecked(model, self._texts, trained),
                 on_step=on_step,
             )

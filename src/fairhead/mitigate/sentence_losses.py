@@ -30,7 +30,7 @@ from fairhead.stats.bootstrap import reach_of_equal
 from fairhead.stats.clusters import cluster_means
 from fairhead.train import LanguagePlan
 from fairhead.train.step import Parts
-from fairhead.train.tuning import Look
+from fairhead.train.tuning import Look, Score
 
 _FEW = 16  # sentences that say whether training has wrecked the model
 NOTHING_TO_SWAP = "no word of the swap lists"
@@ -73,8 +73,10 @@ def scores_of(scorer: Scorer) -> Callable[[Sequence[StereoSetItem]], float]:
     return lambda items: _clearest(scorer, items)[0]
 
 
-def _clearest(scorer: Scorer, items: Sequence[StereoSetItem]) -> tuple[float, float]:
+def _clearest(scorer: Scorer, items: Sequence[StereoSetItem]) -> tuple[float, float, tuple[Score, ...]]:
     """The score of the source or category that is most clearly off even, and how far it may be off by chance.
+
+    Also the scores of all sources.
 
     That is the one whose interval leaves even out farthest; where none does, the source with the shortest interval. A
     few terms, whose score varies most, do not speak for the others: intervals of categories are corrected for their
@@ -89,9 +91,12 @@ def _clearest(scorer: Scorer, items: Sequence[StereoSetItem]) -> tuple[float, fl
     if not tables:
         raise InputError(f"none of {len(items)} items can be scored: all are too long for the model")
     levels = {1: 0.95, 2: 1 - 0.05 / sum(len(of) == 2 for of in tables)}
-    found = [(len(of), *_with_chance(table, levels[len(of)])) for of, table in tables.items()]
-    _, score, chance = max(found, key=lambda one: (max(0.0, _from_even(one[1]) - one[2]), -one[0], -one[2]))
-    return score, chance
+    found = {of: _with_chance(table, levels[len(of)]) for of, table in tables.items()}
+    sources = tuple(Score(of[0], *found[of]) for of in found if len(of) == 1)
+    score, chance = min(
+        found.items(), key=lambda one: (-max(0.0, _from_even(one[1][0]) - one[1][1]), len(one[0]), one[1][1])
+    )[1]
+    return score, chance, sources
 
 
 def _with_chance(table: ItemTable, level: float) -> tuple[float, float]:
@@ -111,17 +116,14 @@ def _from_even(score: float) -> float:
 
 def looker(
     model: nn.Module, tokenizer: Any, items: Sequence[StereoSetItem], texts: Sequence[str]
-) -> Callable[[Callable[[Look], None] | None], Look]:
-    """Looks at the score of items and the perplexity of texts (else of unrelated sentences); tells who asks for it."""
+) -> Callable[[], Look]:
+    """Looks at the score of items and the perplexity of texts (else of unrelated sentences)."""
     scorer = Scorer(model, tokenizer)
     chosen = texts or [item.texts.unrelated for item in items]
 
-    def look(see: Callable[[Look], None] | None) -> Look:
-        score, chance = _clearest(scorer, items)
-        found = Look(score, _perplexity(scorer, chosen), chance)
-        if see is not None:
-            see(found)
-        return found
+    def look() -> Look:
+        score, chance, sources = _clearest(scorer, items)
+        return Look(score, _perplexity(scorer, chosen), chance, sources)
 
     return look
 

@@ -43,19 +43,30 @@ class Tuned:
     looks: Mapping[int, "Look"] = field(default_factory=dict)  # step -> what a check saw after it; 0 is before training
 
 
+class Score(NamedTuple):
+    """The stereotype score of one source of data."""
+
+    source: str
+    ss: float  # a share
+    chance: float  # how far the score may be off by chance
+
+
 class Look(NamedTuple):
     """What is seen of a model on terms and texts that it is not trained on."""
 
     ss: float  # the stereotype score, a share
     perplexity: float
     chance: float = 0.0  # how far the score may be off by chance
+    sources: tuple[Score, ...] = ()  # the scores of all sources
 
 
 def tune(
     model: nn.Module,  # what `loss` reads
     examples: Sequence[E],  # what to train on
     lengths: Sequence[int],  # tokens of each example, so that batches hold examples of like length
-    loss: Callable[[Sequence[E]], Parts],  # parts of the loss of a batch of examples; "loss" is minimised
+    # Parts of the loss of a batch of examples; "loss" is minimised. It may have `see`, which is told what each check
+    # saw, and `steers`: it corrects what goes past even, so that training need not end there.
+    loss: Callable[[Sequence[E]], Parts],
     plan: LanguagePlan | None = None,  # how to train
     *,
     # Folder for the state of the training; one that was killed goes on from what it finds there
@@ -89,6 +100,9 @@ def tune(
     stopping = None if look is None or not plan.checks else _Stopping(look, plan)  # looks at the model as it was
     loop = Loop(model, optimizer, batches, plan, checkpoint, saves_kept=stopping is not None)
     good = loop.done if stopping is None else stopping.best(loop.history)
+    see: Callable[[Look], None] = getattr(loss, "see", lambda seen: None)
+    for seen in () if stopping is None else stopping.looks(loop.history).values():  # before a checkpoint, too
+        see(seen)
 
     def stop(reason: str) -> NoReturn:
         loop.put_back()
@@ -130,8 +144,10 @@ def tune(
     def after_step() -> None:
         if stopping is not None and stopping.due(loop.done, loop.steps):
             seen = stopping.look()
-            loop.history[-1] |= {"ss": seen.ss, "perplexity": seen.perplexity}
-            loop.enough = stopping.enough(loop.history)
+            see(seen)
+            of_sources = {f"ss {one.source}": one.ss for one in seen.sources}
+            loop.history[-1] |= {"ss": seen.ss, "perplexity": seen.perplexity, **of_sources}
+            loop.enough = not getattr(loss, "steers", False) and stopping.enough(loop.history)
             if stopping.best(loop.history) == loop.done:
                 keep()
         if on_step is not None:
@@ -192,8 +208,12 @@ class _Stopping:
 
     def looks(self, history: Sequence[Mapping[str, float]]) -> dict[int, Look]:
         """Step -> what was seen after it."""
-        later = {i: Look(line["ss"], line["perplexity"]) for i, line in enumerate(history, 1) if "ss" in line}
-        return {0: self._before, **later}
+        found = {0: self._before}
+        for i, line in enumerate(history, 1):
+            if "ss" in line:
+                sources = (one._replace(ss=line[f"ss {one.source}"]) for one in self._before.sources)
+                found[i] = Look(line["ss"], line["perplexity"], sources=tuple(sources))
+        return found
 
     def best(self, history: Sequence[Mapping[str, float]]) -> int:
         """The step whose weights are to be kept, of those so far."""

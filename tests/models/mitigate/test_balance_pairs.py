@@ -25,7 +25,7 @@ from fairhead.mitigate.language_trainer import LanguageTrainer, train_folder
 from fairhead.mitigate.sentence_losses import BiasUnlearn
 from fairhead.mitigate.triplets import TripletData
 from fairhead.train import LanguagePlan
-from fairhead.train.tuning import Look, checkpointed, tune
+from fairhead.train.tuning import Look, Score, checkpointed, tune
 
 NEUTRAL = [
     f"the {who} went home {when} ."
@@ -86,7 +86,7 @@ def plainly(items, texts, before, now, config):
             for i in items
         ],
     }[config.mean_over]
-    times = 1 if config.mean_over == "each" else config.strength
+    times = 1 if config.mean_over == "each" else config.strength or 1
     shift = sum(huber(g - (b - times * m), config.width) for g, b, m in zip(*gaps, taken, strict=True)) / len(items)
     level = sum(huber(a - b, config.width) for a, b in zip(*levels, strict=True)) / len(items)
     kl = []
@@ -449,7 +449,83 @@ def test_the_median_is_taken_off_where_it_is_asked_for(mean_over, taken):
 
 
 def test_the_median_of_a_batch():
-    now, before = torch.zeros(2, 3), torch.tensor([[0.0, 0, 0], [1, 0, 0], [50, 0, 0]])
-    config = BalancePairs(mean_over="batch", centre="median", strength=1.0, width=1000.0, level_weight=0.0)
+    now, before = torch.zeros(2, 3), torch.tensor([[0.0, 0, 0, 1], [1, 0, 0, 1], [50, 0, 0, 1]])
+    config = BalancePairs(mean_over="batch", centre="median", width=1000.0, level_weight=0.0)
     shift = config.parts(now, before, torch.zeros(1))["shift"]
     assert float(shift) == pytest.approx((1 + 0 + 49**2) / 6)  # half the mean of the squares of 0, 1 and 50, less 1
+
+
+def seen(**scores):
+    """What a check saw of sources: their scores, with how far they may be off by chance."""
+    return Look(0.5, 10.0, sources=tuple(Score(source, *score) for source, score in scores.items()))
+
+
+def test_watched_terms_steer_how_often_the_mean_of_their_source_is_taken_off(neutral):
+    """The shift of an untouched model is that of as many means, by source; a given strength stays as it is."""
+    model, items = (
+        build("llama", scale=2.0),
+        [StereoSetItem(**{**vars(i), "source": "ab"[k % 2]}) for k, i in enumerate(ITEMS)],
+    )
+    before = seen(a=(0.7, 0.05), b=(0.4, 0.2))
+    later = [seen(a=(0.6, 0.05), b=(0.45, 0.2)), seen(a=(0.45, 0.05), b=(0.9, 0.2))]
+    expected = {"a": [1, 1.5, 1.25], "b": [1, 1.25, 0.25]}  # b leans less than chance may, which counts as its lean
+
+    def shifts(config):
+        prepared = config.refer(model, config.prepare(items, tokenizer(), 32))
+        with torch.no_grad(), config.session(model) as loss:
+            for look in [before, *later]:
+                loss.see(look)
+                yield [float(loss([example])["shift"]) for example in prepared.examples]
+
+    for config in (BalancePairs(neutral, width=1e3), BalancePairs(neutral, width=1e3, strength=2)):
+        with torch.no_grad():
+            means = [
+                r.mean_gap
+                for e in config.refer(model, config.prepare(items, tokenizer(), 32)).examples
+                if (r := e.reference)
+            ]
+        for check, found in enumerate(shifts(config)):
+            times = [expected[item.source][check] if config.strength is None else 2 for item in items]
+            assert found == pytest.approx([(t * m) ** 2 / 2 for t, m in zip(times, means, strict=True)], rel=1e-3)
+
+
+def test_steering_goes_on_past_even_and_after_a_kill(tmp_path, neutral):
+    """What checks saw before a kill is told again, so that the strengths are what they were."""
+    told = []
+
+    class Loss:
+        steers = True
+
+        def __init__(self, weight):
+            self.weight, self.killed = weight, None
+
+        def see(self, look):
+            told.append(look.sources[0].ss)
+
+        def __call__(self, batch):
+            if self.killed is not None and len(told) > self.killed:
+                raise KeyboardInterrupt
+            return {"loss": -self.weight(torch.tensor(batch)).mean()}
+
+    def train(killed=None):
+        weight = nn.Linear(1, 1, bias=False)
+        nn.init.zeros_(weight.weight)
+        loss = Loss(weight)
+        loss.killed = killed
+        plan = LanguagePlan(
+            1, 1, 1.0, schedule="constant", warmup=0, max_grad_norm=None, checks=4, checkpoint_minutes=0
+        )
+
+        def look():
+            ss = {0: 0.64}.get(round(float(weight.weight.detach())), 0.5 - float(weight.weight.detach()) / 100)
+            return Look(ss, 10.0, 0.2, (Score("a", ss, 0.2),))
+
+        return tune(weight, [[1.0]] * 8, [1] * 8, loss, plan, look=look, checkpoints=tmp_path)
+
+    with pytest.raises(KeyboardInterrupt):
+        train(killed=2)
+    assert told == pytest.approx([0.64, 0.48, 0.46], abs=2e-3)
+    told.clear()
+    tuned = train()
+    assert told == pytest.approx([0.64, 0.48, 0.46, 0.44, 0.42], abs=2e-3)
+    assert tuned.steps == 8  # checks past even ended it before
