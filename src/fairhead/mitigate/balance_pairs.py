@@ -117,7 +117,7 @@ class BalancePairs(_WithNeutralText):
         strength: how many times to subtract that mean ("each": once). Terms that are not trained on follow only
             partly: with a strength above 1, trained terms overshoot so that others come closer to even. By default it
             begins at 1 and, for each data source, rises at each check while watched terms still lean as before
-            training, and falls where they lean the other way.
+            training, and falls where they lean the other way. It stays 1 where watched terms do not clearly lean.
         level_weight: weight of the second part of the loss; the first has weight 1.
         keep_weight: weight of the third part of the loss.
         width: where the Huber loss changes from quadratic to linear, in nats.
@@ -136,7 +136,7 @@ class BalancePairs(_WithNeutralText):
     plan: ClassVar[Mapping[str, Any]] = {
         "epochs": 2,
         "batch_size": 16,
-        "learning_rate": 5e-5,
+        "learning_rate": 1e-4,
         "warmup": 0.0,
         "checks": 8,
         "watched": 0.15,
@@ -276,15 +276,15 @@ class _Strengths:
     def see(self, look: Look) -> None:
         """What a check has seen: add the share of the lean before training that is left of it.
 
-        Where the score was not clearly off even, the share is one of what chance may be.
+        A source that was not clearly off even keeps its strength: what its score does would be chance.
         """
         if self._before is None:
             self._before = look
             return
         for before, now in zip(self._before.sources, look.sources, strict=True):
             lean = before.ss - 0.5
-            left = (now.ss - 0.5) * np.sign(lean) / max(abs(lean), before.chance, 1e-9)
-            self._of[now.source] = max(0.0, self.of(now.source) + float(np.clip(left, -1, 1)))
+            if abs(lean) > before.chance:
+                self._of[now.source] = max(0.0, self.of(now.source) + min(max((now.ss - 0.5) / lean, -1.0), 1.0))
 
 
 @dataclass(frozen=True)

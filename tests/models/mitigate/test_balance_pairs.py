@@ -462,13 +462,11 @@ def seen(**scores):
 
 def test_watched_terms_steer_how_often_the_mean_of_their_source_is_taken_off(neutral):
     """The shift of an untouched model is that of as many means, by source; a given strength stays as it is."""
-    model, items = (
-        build("llama", scale=2.0),
-        [StereoSetItem(**{**vars(i), "source": "ab"[k % 2]}) for k, i in enumerate(ITEMS)],
-    )
-    before = seen(a=(0.7, 0.05), b=(0.4, 0.2))
-    later = [seen(a=(0.6, 0.05), b=(0.45, 0.2)), seen(a=(0.45, 0.05), b=(0.9, 0.2))]
-    expected = {"a": [1, 1.5, 1.25], "b": [1, 1.25, 0.25]}  # b leans less than chance may, which counts as its lean
+    model = build("llama", scale=2.0)
+    items = [StereoSetItem(**{**vars(i), "source": "abc"[k % 3]}) for k, i in enumerate(ITEMS)]
+    before = seen(a=(0.7, 0.05), b=(0.4, 0.2), c=(0.4, 0.05))
+    later = [seen(a=(0.6, 0.05), b=(0.1, 0.2), c=(0.45, 0.05)), seen(a=(0.45, 0.05), b=(0.9, 0.2), c=(0.9, 0.05))]
+    expected = {"a": [1, 1.5, 1.25], "b": [1, 1, 1], "c": [1, 1.5, 0.5]}  # b may lean by chance
 
     def shifts(config):
         prepared = config.refer(model, config.prepare(items, tokenizer(), 32))
@@ -479,11 +477,8 @@ def test_watched_terms_steer_how_often_the_mean_of_their_source_is_taken_off(neu
 
     for config in (BalancePairs(neutral, width=1e3), BalancePairs(neutral, width=1e3, strength=2)):
         with torch.no_grad():
-            means = [
-                r.mean_gap
-                for e in config.refer(model, config.prepare(items, tokenizer(), 32)).examples
-                if (r := e.reference)
-            ]
+            referred = config.refer(model, config.prepare(items, tokenizer(), 32)).examples
+        means = [example.reference.mean_gap for example in referred]
         for check, found in enumerate(shifts(config)):
             times = [expected[item.source][check] if config.strength is None else 2 for item in items]
             assert found == pytest.approx([(t * m) ** 2 / 2 for t, m in zip(times, means, strict=True)], rel=1e-3)
