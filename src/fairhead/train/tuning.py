@@ -50,6 +50,11 @@ class Score(NamedTuple):
     ss: float  # a share
     chance: float  # how far the score may be off by chance
 
+    @property
+    def name(self) -> str:
+        """What it is called beside the parts of the loss."""
+        return f"ss of {self.source or 'all'}"
+
 
 class Look(NamedTuple):
     """What is seen of a model on terms and texts that it is not trained on."""
@@ -145,7 +150,7 @@ def tune(
         if stopping is not None and stopping.due(loop.done, loop.steps):
             seen = stopping.look()
             see(seen)
-            of_sources = {f"ss {one.source}": one.ss for one in seen.sources}
+            of_sources = {one.name: one.ss for one in seen.sources}
             loop.history[-1] |= {"ss": seen.ss, "perplexity": seen.perplexity, **of_sources}
             loop.enough = not getattr(loss, "steers", False) and stopping.enough(loop.history)
             if stopping.best(loop.history) == loop.done:
@@ -211,7 +216,7 @@ class _Stopping:
         found = {0: self._before}
         for i, line in enumerate(history, 1):
             if "ss" in line:
-                sources = (one._replace(ss=line[f"ss {one.source}"]) for one in self._before.sources)
+                sources = (one._replace(ss=line[one.name]) for one in self._before.sources)
                 found[i] = Look(line["ss"], line["perplexity"], sources=tuple(sources))
         return found
 
