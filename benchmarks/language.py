@@ -32,7 +32,7 @@ from fairhead.language import Request
 from fairhead.language.benchmarks import bbq, crows_pairs, stereoset
 from fairhead.language.benchmarks.crows_pairs import read_crows_pairs
 from fairhead.language.benchmarks.stereoset import read_stereoset
-from fairhead.language.packing import encode, followed
+from fairhead.language.packing import encode
 from fairhead.language.scorer import Scorer
 from klaad import compare_steps
 from machine import interleaved_medians, machine
@@ -95,7 +95,7 @@ def count_tokens(name: str, requests: Sequence[Request], scorer: Scorer, batch_s
     # A batch is padded to its first text.
     padded = {n: sum(lengths[i] * len(lengths[i : i + n]) for i in range(0, len(lengths), n)) for n in batch_sizes}
     rows = [row for batch in scorer.planned([one.sequence for one in encoded]) for row in batch.rows]
-    read = sum(int(followed(row).sum()) for row in rows)
+    read = sum(int(row.followed.sum()) for row in rows)
     alone = sum(len(one.sequence.tokens) - 1 for one in encoded)
     print(f"{name:12s} {len(requests):,} texts: {alone:,} tokens, shared {read:,}, {alone / read:.2f} times fewer")
     for size, count in padded.items():

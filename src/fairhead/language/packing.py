@@ -13,7 +13,9 @@ and token i may attend to j where j ≤ i < end[j].
 
 import copy
 from collections.abc import Sequence
+from dataclasses import dataclass
 from difflib import SequenceMatcher
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -130,18 +132,18 @@ def encode(
     for request in requests:
         prefix = request.prefix.rstrip()
         parts.append((prefix, request.prefix[len(prefix) :] + request.continuation))
-    wholes = token_ids(tokenizer, [prefix + continuation for prefix, continuation in parts])
     # Many continuations share a prefix: each is encoded once.
     distinct = list(dict.fromkeys(prefix for prefix, _ in parts if prefix))
-    prefixes = {"": [], **dict(zip(distinct, token_ids(tokenizer, distinct), strict=True))}
+    tokens = token_ids(tokenizer, [*distinct, *(prefix + continuation for prefix, continuation in parts)])
+    prefixes: dict[str, list[int]] = {"": [], **dict(zip(distinct, tokens, strict=False))}
     encoded = []
-    for request, (prefix, continuation), whole in zip(requests, parts, wholes, strict=True):
+    for request, (prefix, continuation), whole in zip(requests, parts, tokens[len(distinct) :], strict=True):
         if not continuation or not whole:
             raise InputError(f"request {request.id!r}: the continuation has no token; expected a text")
         before = prefixes[prefix]
         # A merge can leave no token after the prefix: the last one then holds the continuation.
         split = min(len(before), len(whole) - 1)
-        merged = list(whole[: len(before)]) != list(before) or split < len(before)
+        merged = whole[: len(before)] != before or split < len(before)
         apart = convention == "bias-bench" and split == 0 and len(whole) > 1
         # Without a token before it the first could not be scored.
         lead = [] if apart or (convention != "fairhead" and split > 0) else start.lead
@@ -160,7 +162,8 @@ def token_ids(tokenizer: Any, texts: Sequence[str], lead: Sequence[int] = ()) ->
     if not texts:
         return []
     # verbose: lengths are checked against the model's context elsewhere, where the item is named.
-    ids = tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
+    how = {"add_special_tokens": False, "return_attention_mask": False, "return_token_type_ids": False}
+    ids = tokenizer(list(texts), **how, verbose=False)["input_ids"]
     return [[*lead, *of_text] for of_text in ids]
 
 
@@ -211,7 +214,17 @@ class Path(NamedTuple):
     positions: Ints
 
 
-class Row(NamedTuple):
+class Predicting(NamedTuple):
+    """The scored tokens of a row and where they are predicted."""
+
+    at: Ints  # positions whose next-token distribution is needed, shape [P], sorted, distinct
+    scored: Ints  # positions of scored tokens, shape [S], sorted, distinct
+    source: Ints  # for each scored token the index into `at`, shape [S]
+    paths: tuple[Ints, ...]  # for each sequence of the row, the indices of its tokens into `scored`
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
     """One tree of T tokens."""
 
     tokens: Ints  # shape [T]
@@ -219,6 +232,26 @@ class Row(NamedTuple):
     parent: Ints  # where the token before lies, shape [T]; −1 for the first of all
     end: Ints  # one past the last token that follows from this one, shape [T]
     paths: tuple[Path, ...]  # one for each sequence
+
+    @cached_property
+    def followed(self) -> NDArray[np.bool_]:
+        """Which tokens have another after them, [T]; from the rest nothing is predicted."""
+        found = np.zeros(len(self.tokens), dtype=bool)
+        found[self.parent[self.parent >= 0]] = True
+        return found
+
+    @cached_property
+    def predicting(self) -> Predicting:
+        """Where the tokens that are scored are predicted: at the token before each."""
+        size = len(self.tokens)
+        is_scored, is_read = np.zeros(size, dtype=bool), np.zeros(size, dtype=bool)
+        is_scored[np.concatenate([path.positions for path in self.paths])] = True
+        scored = np.flatnonzero(is_scored)
+        before = self.parent[scored]
+        is_read[before] = True
+        number = np.cumsum(is_scored) - 1
+        paths = tuple(number[path.positions] for path in self.paths)
+        return Predicting(np.flatnonzero(is_read), scored, (np.cumsum(is_read) - 1)[before], paths)
 
 
 def pack(
@@ -231,13 +264,15 @@ def pack(
     share more than their first tokens; but no row of several sequences is longer than `longest`. Without `share` each
     sequence has a row of its own, for models that cannot read trees.
     """
-    order = sorted(range(len(sequences)), key=lambda i: list(sequences[i].tokens))
+    lists = [list(sequence.tokens) for sequence in sequences]
+    order = sorted(range(len(sequences)), key=lists.__getitem__)
     if not share:
-        return [plain_row(sequences[i].tokens, sequences[i].scored_from, i) for i in order]
+        return [plain_row(lists[i], sequences[i].scored_from, i) for i in order]
     trees: list[_Tree] = []
+    latest: list[int] = []
     for i in order:
-        tokens, scored_from = list(sequences[i].tokens), sequences[i].scored_from
-        shared = trees[-1].shared(tokens) if trees else 0
+        tokens, scored_from = lists[i], sequences[i].scored_from
+        shared, latest = _begin_alike(latest, tokens), tokens
         bound = max(row_tokens, 2 * len(tokens))
         bound += bound // 2 if shared > _LITTLE else 0
         bound = bound if longest is None else min(longest, bound)
@@ -261,6 +296,18 @@ def plain_row(tokens: Sequence[int], scored_from: int = 1, sequence: int = 0) ->
     return Row(np.asarray(tokens, dtype=np.int64), number, number - 1, np.full(n, n), (path,))
 
 
+def _begin_alike(first: list[int], second: list[int]) -> int:
+    """How many tokens two lists begin with alike."""
+    alike, end = 0, min(len(first), len(second)) + 1
+    while end - alike > 1:  # the first `alike` are so, the first `end` are not
+        middle = (alike + end) // 2
+        if first[alike:middle] == second[alike:middle]:
+            alike = middle
+        else:
+            end = middle
+    return alike
+
+
 class _Tree:
     """A row in the making."""
 
@@ -271,12 +318,6 @@ class _Tree:
         self._ends: dict[int, int] = {}  # of tokens that nothing can follow any more
         self._path: list[int] = []  # where the tokens of the latest sequence lie
         self._paths: list[Path] = []
-
-    def shared(self, tokens: Sequence[int]) -> int:
-        """How many tokens of a sequence are there already."""
-        both = zip(tokens, self._path, strict=False)
-        differing = (k for k, (token, place) in enumerate(both) if token != self.tokens[place])
-        return next(differing, min(len(tokens), len(self._path)))
 
     def add(self, sequence: int, tokens: Sequence[int], shared: int, scored_from: int) -> None:
         """Add what is new of a sequence."""
@@ -304,11 +345,11 @@ def batches(rows: Sequence[Row], batch_tokens: int, max_scored: int, overhead: i
     most need their next-token distribution. Of all ways to part the rows, sorted by length, the one with the least
     padding and the fewest batches, each of which costs `overhead` tokens, is taken.
     """
-    lengths = np.array([np.count_nonzero(followed(row)) for row in rows], dtype=np.int64)
+    lengths = np.array([np.count_nonzero(row.followed) for row in rows], dtype=np.int64)
     # The longest first: if memory is too small for them, that shows at once.
     order = np.argsort(-lengths, kind="stable")
     lengths = lengths[order]
-    scored = np.cumsum([0, *(predicting(rows[i]).at.size for i in order)])
+    scored = np.cumsum([0, *(rows[i].predicting.at.size for i in order)])
     # The least cost of the rows up to each, and where its last batch begins.
     cost, begins = np.zeros(len(rows) + 1), np.zeros(len(rows) + 1, dtype=np.int64)
     for end in range(1, len(rows) + 1):
@@ -327,25 +368,3 @@ def batches(rows: Sequence[Row], batch_tokens: int, max_scored: int, overhead: i
         found.append(order[begins[end] : end].tolist())
         end = int(begins[end])
     return found[::-1]
-
-
-def followed(row: Row) -> NDArray[np.bool_]:
-    """Which tokens of a row have another after them, [T]; from the rest nothing is predicted."""
-    found = np.zeros(len(row.tokens), dtype=bool)
-    found[row.parent[row.parent >= 0]] = True
-    return found
-
-
-class Predicting(NamedTuple):
-    """The scored tokens of a row and where they are predicted."""
-
-    at: Ints  # positions whose next-token distribution is needed, shape [P], sorted, distinct
-    scored: Ints  # positions of scored tokens, shape [S], sorted, distinct
-    source: Ints  # for each scored token the index into `at`, shape [S]
-
-
-def predicting(row: Row) -> Predicting:
-    """Where the tokens of a row that are scored are predicted: at the token before each."""
-    scored = np.unique(np.concatenate([path.positions for path in row.paths]))
-    at, source = np.unique(row.parent[scored], return_inverse=True)
-    return Predicting(at, scored, source)

@@ -1,11 +1,10 @@
 """How sentences and rows of tokens are handed to a causal language model, and what its output layer reads of them.
 
-`reads_trees` is the trial that tells which way a model can take rows; the last functions say what else it is like, and
-how much memory it needs at its peak, scored or trained, by its configuration.
+`reads_trees` is the trial that tells which way a model can take rows; the last functions say what else it is like.
 """
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fairhead.errors import UnsupportedModel
-from fairhead.language.packing import Row, TokenSequence, followed, pack, predicting
+from fairhead.language.packing import Row, TokenSequence, pack
 from fairhead.models.inputs import quiet as quiet
 from fairhead.train.step import free_memory
 
@@ -26,8 +25,7 @@ _ROUNDING_OF_HALVES = 0.1
 # Tokens a batch by default: enough to keep a processor or a GPU busy.
 BATCH_TOKENS = {"cpu": 768, "cuda": 16384}
 # Entries of the logits of one batch: 256 MB in float32 on a processor; on a GPU as memory allows, up to 4 GB.
-_LOGITS_CPU, _LOGITS_MOST = 1 << 26, 1 << 30
-_FLOAT, _HALF = 4, 2  # bytes per number
+LOGITS_CPU, LOGITS_MOST = 1 << 26, 1 << 30
 
 
 class Sentences(NamedTuple):
@@ -118,17 +116,20 @@ class Layout:
     def inputs(self, rows: Sequence[Row]) -> dict[str, Tensor]:
         """What the model is called with, tokens [B, T] among it."""
         weight = next(self.model.parameters())
-        ids, real = stack([row.tokens for row in rows], weight.device)
         if not self.tree:
+            ids, real = stack([row.tokens for row in rows], weight.device)
             return {"input_ids": ids, "attention_mask": real}
+        columns = np.zeros((3, len(rows), max(len(row.tokens) for row in rows)), dtype=np.int64)
+        for i, row in enumerate(rows):
+            columns[:, i, : len(row.tokens)] = row.tokens, row.depth, row.end
+        ids, depth, end = send(torch.from_numpy(columns), weight.device)
         # Padding sees itself alone: a row of a softmax without a single entry would be NaN.
         here = torch.arange(ids.shape[1], device=weight.device)
-        end = torch.maximum(stack([row.end for row in rows], weight.device).ids, here + 1)
+        end = torch.maximum(end, here + 1)
         # [B, query, key]: the query lies in the subtree of the key.
         seen = (here[None, None, :] <= here[None, :, None]) & (here[None, :, None] < end[:, None, :])
         mask = torch.zeros(seen.shape, dtype=weight.dtype, device=weight.device)
         mask.masked_fill_(~seen, torch.finfo(weight.dtype).min)
-        depth = stack([row.depth for row in rows], weight.device).ids
         return {"input_ids": ids, "attention_mask": mask[:, None], "position_ids": depth}
 
 
@@ -143,15 +144,14 @@ class Planned(NamedTuple):
         """Each sequence, and where its scored tokens lie among those of the batch; sequences share some."""
         taken = 0
         for row in self.rows:
-            scored = predicting(row).scored
-            for path in row.paths:
-                yield self.members[path.sequence], taken + np.searchsorted(scored, path.positions)
-            taken += len(scored)
+            for path, at in zip(row.paths, row.predicting.paths, strict=True):
+                yield self.members[path.sequence], taken + at
+            taken += len(row.predicting.scored)
 
-    def read(self) -> Iterator[list[tuple[int, NDArray[np.float64]]]]:
-        """What `logprobs` gives, in halves where the device has too little memory for the whole batch."""
+    def read(self) -> Iterator["Reading"]:
+        """The batch as it is being read, in halves where the device has too little memory for all of it."""
         try:
-            found = self.logprobs()
+            found = self.start()
         except torch.OutOfMemoryError:
             if len(self.rows) == 1:
                 raise
@@ -165,25 +165,56 @@ class Planned(NamedTuple):
         for rows in (self.rows[:half], self.rows[half:]):
             yield from self._replace(rows=rows).read()
 
-    def logprobs(self) -> list[tuple[int, NDArray[np.float64]]]:
-        """Read the batch at once: each sequence with the log-probabilities of its scored tokens."""
+    def start(self) -> "Reading":
+        """Read the batch at once; a GPU is not waited for."""
         with quiet(self.layout.model):
-            flat = self.ready().logprobs().double().cpu().numpy()
-        return [(sequence, flat[at]) for sequence, at in self.paths()]
+            return Reading.of(self, self.ready().logprobs())
 
     def sources(self) -> NDArray[np.int64]:
         """For each scored token, which of the positions that are read predicts it, [S]."""
-        places = [predicting(row) for row in self.rows]
+        places = [row.predicting for row in self.rows]
         offsets = np.cumsum([0, *(len(place.at) for place in places)])
         return np.concatenate([place.source + o for place, o in zip(places, offsets, strict=False)])
 
     def ready(self) -> "ReadyBatch":
         """The batch on the model's device."""
-        places = [predicting(row) for row in self.rows]
-        inputs, positions = self.layout.inputs_at(self.rows, [place.at for place in places])
-        token = np.concatenate([row.tokens[place.scored] for row, place in zip(self.rows, places, strict=True)])
-        moved = [send(torch.from_numpy(values), positions.device) for values in (self.sources(), token)]
-        return ReadyBatch(self.layout.model, inputs, positions, *moved)
+        inputs, positions = self.layout.inputs_at(self.rows, [row.predicting.at for row in self.rows])
+        token = np.concatenate([row.tokens[row.predicting.scored] for row in self.rows])
+        source, token = send(torch.from_numpy(np.stack([self.sources(), token])), positions.device)
+        return ReadyBatch(self.layout.model, inputs, positions, source, token)
+
+
+class Reading(NamedTuple):
+    """A batch that a device is at work on; `values` waits for it."""
+
+    batch: Planned
+    logprobs: Tensor  # of each scored token of the batch, on their way to the processor's memory, [S]
+    arrived: torch.cuda.Event | None  # when they are there; None: they are
+
+    @classmethod
+    def of(cls, batch: Planned, logprobs: Tensor) -> "Reading":
+        """Send them on their way."""
+        device = logprobs.device
+        found = logprobs.double().to("cpu", non_blocking=True)
+        return cls(batch, found, torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None)
+
+    def values(self) -> list[tuple[int, NDArray[np.float64]]]:
+        """Each sequence with the log-probabilities of its scored tokens."""
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        flat = self.logprobs.numpy()
+        return [(sequence, flat[at]) for sequence, at in self.batch.paths()]
+
+
+def read_all(batches: Iterable[Planned]) -> Iterator[list[tuple[int, NDArray[np.float64]]]]:
+    """What `Reading.values` gives of each batch. A GPU reads the next batch while those of one are taken over."""
+    waiting: list[Reading] = []
+    for reading in (reading for batch in batches for reading in batch.read()):
+        waiting.append(reading)
+        if reading.arrived is None or len(waiting) > 1:
+            yield waiting.pop(0).values()
+    for reading in waiting:
+        yield reading.values()
 
 
 class ReadyBatch(NamedTuple):
@@ -219,7 +250,7 @@ def log_sum_exp(logits: Tensor) -> Tensor:
 
 def _needed(row: Row, at: NDArray[np.int64]) -> tuple[Row, NDArray[np.int64]]:
     """A row without the tokens that nothing is read from (the last of each text), and where `at` lies in it."""
-    needed = followed(row)
+    needed = row.followed.copy()
     needed[at] = True
     before = np.concatenate([[0], np.cumsum(needed)])
     parent = np.where(row.parent >= 0, before[row.parent], -1)
@@ -305,72 +336,5 @@ def window_of(model: nn.Module) -> int | None:
 def most_logits(device: torch.device) -> int:
     """Entries that the logits of one batch may have: in float32 an eighth of a GPU's memory."""
     if device.type == "cuda":
-        return min(_LOGITS_MOST, torch.cuda.get_device_properties(device).total_memory // 32)
-    return _LOGITS_CPU if device.type == "cpu" else 4 * _LOGITS_CPU
-
-
-@dataclass(frozen=True)
-class Memory:
-    """Bytes at the peak."""
-
-    weights: int  # those of the model, and LoRA's
-    training: int  # gradients, AdamW's two moments and the copy of the last good weights; 0 where nothing is trained
-    layers: int  # what the layers hold of a batch
-    logits: int  # what the output layer makes of it
-
-    @property
-    def total(self) -> int:
-        """All of it; CUDA itself takes about another half gigabyte."""
-        return self.weights + self.training + self.layers + self.logits
-
-    def __str__(self) -> str:
-        parts = [f"{name} {value / 1e9:.1f}" for name, value in vars(self).items() if value]
-        return f"{self.total / 1e9:.1f} GB ({', '.join(parts)})"
-
-
-def _sizes(config: Any) -> tuple[int, int, int]:
-    """Of a configuration: weights, width of the model, and width of its MLP."""
-    from transformers import AutoModelForCausalLM
-
-    text = text_config(config)
-    with torch.device("meta"):  # no weight is made
-        weights = int(AutoModelForCausalLM.from_config(config).num_parameters())
-    # What GPT-2's family leaves out is four times the model's width.
-    mlp = getattr(text, "intermediate_size", None) or getattr(text, "n_inner", None) or 4 * text.hidden_size
-    return weights, text.hidden_size, int(mlp)
-
-
-def scoring_memory(config: Any, batch_tokens: int = BATCH_TOKENS["cuda"], bits: int = 16) -> Memory:
-    """Of scoring in bfloat16 on a GPU, weights in 16, 8 or 4 bits: a layer at a time holds 2·D + 3·F numbers per token.
-
-    D is the width, F that of the MLP. The logits of a batch have at most 2^30 entries.
-
-    Example:
-        >>> from transformers import LlamaConfig
-        >>> sizes = {"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8}
-        >>> llama = LlamaConfig(vocab_size=128256, hidden_size=4096, intermediate_size=14336, **sizes)  # 8B
-        >>> print(scoring_memory(llama))
-        19.9 GB (weights 16.1, layers 1.7, logits 2.1)
-    """
-    weights, width, mlp = _sizes(config)
-    logits = min(batch_tokens * text_config(config).vocab_size, _LOGITS_MOST) * _HALF
-    return Memory(weights * bits // 8, 0, (2 * width + 3 * mlp) * batch_tokens * _HALF, logits)
-
-
-def training_memory(
-    config: Any, tokens: int = 2048, *, lora: int | None = None, bf16: bool = False, checkpointing: bool = False
-) -> Memory:
-    """Of fine-tuning on batches (or pieces of them) of so many tokens, all of which reach the vocabulary.
-
-    All weights are trained in 32 bit: 4 bytes each, and 16 more for the gradient, two moments and the last good copy.
-    With LoRA that is so for its matrices alone, and with bf16 the others take 2 bytes. For the gradient a layer holds
-    12·D + 4·F numbers per token, in 2 bytes with bf16; with checkpointing each keeps its input alone, and one at a time
-    the rest. The logits are there three times: as they are, in 32 bit, and as their gradient.
-    """
-    (weights, width, mlp), text = _sizes(config), text_config(config)
-    depth, number = text.num_hidden_layers, _HALF if bf16 else _FLOAT
-    own = weights if lora is None else 2 * depth * lora * 2 * width  # peft puts it on the query and value projections
-    held = weights * (_HALF if bf16 and lora is not None else _FLOAT) + (0 if lora is None else own * _FLOAT)
-    layer = (12 * width + 4 * mlp) * tokens * number
-    layers = layer + depth * width * tokens * number if checkpointing else depth * layer
-    return Memory(held, 4 * own * _FLOAT, layers, tokens * text.vocab_size * (number + 2 * _FLOAT))
+        return min(LOGITS_MOST, torch.cuda.get_device_properties(device).total_memory // 32)
+    return LOGITS_CPU if device.type == "cpu" else 4 * LOGITS_CPU

@@ -46,6 +46,7 @@ from fairhead.language.row_layout import (
     context_length,
     most_logits,
     quiet,
+    read_all,
     reads_trees,
     refuse_other_than_causal,
     vocabulary_of,
@@ -161,8 +162,7 @@ class Scorer:
                 for request, prefix in zip(requests, prefixes, strict=True)
             ]
         encoded = encode(requests, self.tokenizer, start, self.convention)
-        for one in encoded:
-            self.refuse_unknown(one.sequence.tokens)
+        self.refuse_unknown([max(one.sequence.tokens) for one in encoded] or [0])
         return encoded
 
     def _firsts(self, encoded: Sequence[Encoded], names: Sequence[str]) -> dict[int, Values]:
@@ -208,11 +208,11 @@ class Scorer:
         self, sequences: Sequence[TokenSequence], names: Sequence[str]
     ) -> Iterator[list[tuple[int, Values]]]:
         """Batches of (index of the sequence, log-probabilities of its scored tokens)."""
-        for batch in self.planned(sequences):
-            for read in batch.read():
+        for read in read_all(self.planned(sequences)):
+            if not np.isfinite(np.concatenate([values for _, values in read])).all():
                 for k, values in read:
                     _refuse_infinite(values, names[k])
-                yield read
+            yield read
 
     def planned(self, sequences: Sequence[TokenSequence]) -> Iterator[Planned]:
         """The batches in which sequences are read, the largest first."""

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.language.answers import Progress
-from fairhead.language.packing import TokenSequence, encode, predicting
+from fairhead.language.packing import TokenSequence, encode
 from fairhead.language.row_layout import Planned, quiet
 from fairhead.language.scorer import Scorer
 from fairhead.locate.decompose import Decomposer
@@ -156,7 +156,7 @@ class _Reader:
         """The pairs that have tokens in a batch, [k], and what these tokens add to each sum, [k, ...]."""
         inputs: Any = batch.layout.inputs(batch.rows)
         device = inputs["input_ids"].device
-        places = [predicting(row) for row in batch.rows]
+        places = [row.predicting for row in batch.rows]
         mask = torch.zeros(inputs["input_ids"].shape, dtype=torch.bool)
         for i, place in enumerate(places):
             mask[i, torch.from_numpy(place.at)] = True

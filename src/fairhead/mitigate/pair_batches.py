@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -62,7 +63,7 @@ def batch_of(examples: Sequence[Example], layout_of: Callable[[Sequence[Example]
     for b, example in enumerate(examples):
         if layout.tree:
             paths = (packing.Path(each * b + path.sequence, path.positions) for path in example.tree.paths)
-            rows.append(example.tree._replace(paths=tuple(paths)))
+            rows.append(replace(example.tree, paths=tuple(paths)))
         else:
             rows += [plain_row(tokens, sequence=each * b + k) for k, tokens in enumerate(example.sentences)]
     planned = Planned(layout, tuple(rows), range(n * each))

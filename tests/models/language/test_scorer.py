@@ -285,7 +285,7 @@ def test_a_batch_that_is_too_large_for_the_device_is_read_in_halves(tokenizer, m
     model = build(FAMILIES["gpt2"][0])
     requests = [Request(str(i), "", f"the {word} said that he was {word}") for i, word in enumerate(WORDS)]
     expected = Scorer(model, tokenizer).score(requests)
-    real, sizes = scorer_module.Planned.logprobs, []
+    real, sizes = scorer_module.Planned.start, []
 
     def little_memory(batch):
         sizes.append(len(batch.rows))
@@ -293,7 +293,7 @@ def test_a_batch_that_is_too_large_for_the_device_is_read_in_halves(tokenizer, m
             raise torch.OutOfMemoryError("CUDA out of memory")
         return real(batch)
 
-    monkeypatch.setattr(scorer_module.Planned, "logprobs", little_memory)
+    monkeypatch.setattr(scorer_module.Planned, "start", little_memory)
     most = 2
     found = Scorer(model, tokenizer, row_tokens=8).score(requests)
     assert max(sizes) > most

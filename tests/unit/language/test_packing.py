@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fairhead.errors import InputError
 from fairhead.language.answers import Journal, Request, Score
-from fairhead.language.packing import StartToken, TokenSequence, batches, encode, followed, pack, predicting
+from fairhead.language.packing import StartToken, TokenSequence, batches, encode, pack
 
 sequences = st.lists(
     st.lists(st.integers(0, 2), min_size=2, max_size=8).flatmap(
@@ -34,8 +34,9 @@ def test_each_token_sees_exactly_what_leads_to_it(items, row_tokens, share):
             assert row.parent[last].tolist() == [-1, *last[:-1].tolist()]
             assert path.positions.tolist() == last[start:].tolist()
             seen.append(path.sequence)
-        at, scored, source = predicting(row)
+        at, scored, source, paths = row.predicting
         assert at[source].tolist() == row.parent[scored].tolist()
+        assert [scored[k].tolist() for k in paths] == [path.positions.tolist() for path in row.paths]
     assert sorted(seen) == list(range(len(items)))
 
 
@@ -59,16 +60,16 @@ def test_batches_hold_every_row_once_within_bounds(items, batch_tokens, max_scor
     assert sorted(i for batch in found for i in batch) == list(range(len(rows)))
     for batch in found:
         if len(batch) > 1:
-            assert len(batch) * max(followed(rows[i]).sum() for i in batch) <= batch_tokens
-            assert sum(len(predicting(rows[i]).at) for i in batch) <= max_scored
+            assert len(batch) * max(rows[i].followed.sum() for i in batch) <= batch_tokens
+            assert sum(len(rows[i].predicting.at) for i in batch) <= max_scored
 
 
 @given(sequences, st.integers(1, 30))
 def test_what_is_not_followed_is_the_end_of_a_sequence(items, row_tokens):
     for row in pack(items, row_tokens):
         ends = {int(path.positions[-1]) for path in row.paths}
-        assert set(np.flatnonzero(~followed(row)).tolist()) <= ends
-        assert set(predicting(row).at.tolist()) <= set(np.flatnonzero(followed(row)).tolist())
+        assert set(np.flatnonzero(~row.followed).tolist()) <= ends
+        assert set(row.predicting.at.tolist()) <= set(np.flatnonzero(row.followed).tolist())
 
 
 def test_a_row_grows_before_it_parts_sequences_that_share_much():
