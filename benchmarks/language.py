@@ -1,11 +1,14 @@
 """The scoring engine beside lm-evaluation-harness: same model, same texts, same precision, interleaved, in one run.
 
     pip install lm-eval
-    python benchmarks/language.py --model SmolLM2-135M --data FOLDER [--items 60] [--device cuda] [--dtype bfloat16]
+    python benchmarks/language.py --model SmolLM2-135M --data FOLDER [--items 60] [--device cuda]
+        [--dtype float32 bfloat16]
 
 FOLDER holds `bbq`, `crows_pairs` and `stereoset` as published. Prints texts a second of each, their ratio, and the
-largest difference of the log-likelihoods of a text; the harness is given several batch sizes, and its best counts.
-Items are drawn in whole templates, as a full run meets them. Then what a step of KLAAD costs (`klaad.py`).
+largest difference of the log-likelihoods of a text, from each other and from fairhead's in 32 bits; the harness is
+given several batch sizes, and its best counts. Also, of one run each, what part of the time passes before the model is
+first called, within its calls, and after the last. `--seconds` bounds the time of each benchmark: it is then repeated
+less often. Items are drawn in whole templates, as a full run meets them. Then what a step of KLAAD costs (`klaad.py`).
 
 What texts begin with alike is read once. `--tokens` only counts how many tokens that leaves (the last token of a text,
 from which nothing follows, is read by neither), says what a token costs, and from both how much less work than the
@@ -15,6 +18,7 @@ the sum over it.
 """
 
 import argparse
+import copy
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -24,7 +28,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as hf_logging
 
 from fairhead.data.sentences import read_bbq
@@ -125,17 +129,61 @@ def cost_of_a_token(model: Any) -> list[float]:
     return list(cost.values())
 
 
+class Timeline:
+    """When a model is called, by the clock of its device."""
+
+    def __init__(self, model: Any) -> None:
+        self._hooks = [model.register_forward_pre_hook(self._mark), model.register_forward_hook(self._mark)]
+        self._cuda = model.device.type == "cuda"
+        self._marks: list[Any] = []
+
+    def _mark(self, *_: object) -> None:
+        self._marks.append(self._now())
+
+    def _now(self) -> Any:
+        if not self._cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def parts(self, run: Callable[[], object]) -> str:
+        """What part of the time passes before, in, between and after the calls."""
+        if self._cuda:
+            torch.cuda.synchronize()
+        self._marks = [self._now()]
+        run()
+        self._mark()
+        if self._cuda:
+            torch.cuda.synchronize()
+            times = [self._marks[0].elapsed_time(mark) / 1000 for mark in self._marks]
+        else:
+            times = [mark - self._marks[0] for mark in self._marks]
+        for hook in self._hooks:
+            hook.remove()
+        within = sum(times[i + 1] - times[i] for i in range(1, len(times) - 2, 2))
+        before, after = times[1], times[-1] - times[-2]
+        between = times[-1] - before - within - after
+        shares = {"before": before, "in": within, "between": between, "after": after}
+        said = ", ".join(f"{name} {part / times[-1]:.0%}" for name, part in shares.items())
+        return f"{1000 * times[-1]:.0f} ms in {len(times) // 2 - 1} calls of the model: {said}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True)
     parser.add_argument("--data", required=True, type=Path)
     parser.add_argument("--items", type=int, default=60)
-    parser.add_argument("--batch-size", type=int, nargs="+", default=[4, 16])
+    parser.add_argument("--batch-size", type=int, nargs="+", default=[4, 16], help="of the harness")
+    parser.add_argument("--batch-tokens", type=int, help="of fairhead, and of a row of its batches: --row-tokens")
+    parser.add_argument("--row-tokens", type=int)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--dtype", nargs="+", default=["float32"], choices=["float32", "bfloat16", "float16"])
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="to spend on a benchmark in a precision")
     parser.add_argument("--only", choices=["bbq", "crows", "stereoset", "klaad"], help="one of these parts")
     parser.add_argument("--tokens", action="store_true", help="only count the tokens that are read")
+    parser.add_argument("--random-weights", action="store_true", help="of the model's configuration, for its speed")
     parser.add_argument(
         "--clock", choices=["wall", "cpu"], default="wall", help="cpu: processor time, for a machine with other work"
     )
@@ -143,60 +191,89 @@ def main() -> None:
     logging.disable(logging.WARNING)
     hf_logging.disable_progress_bar()
     harness_version = [] if arguments.tokens else [f"lm-eval {import_module('lm_eval').__version__}"]
-    print(machine(arguments.device), *harness_version, sep=", ")
-
-    dtype = getattr(torch, arguments.dtype)
-    model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=dtype).to(arguments.device).eval()
+    print(machine(arguments.device), *harness_version, sep=", ", flush=True)
+    if arguments.random_weights:
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(arguments.model), dtype=torch.float32)
+    else:
+        model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32)
+    model = model.to(arguments.device).eval()
     tokenizer = AutoTokenizer.from_pretrained(arguments.model)
     # The harness puts BOS only where nothing else stands before, unless the tokeniser itself adds one.
     adds_bos = tokenizer("a")["input_ids"][0] == tokenizer.bos_token_id
-    scorer = Scorer(model, tokenizer, convention="fairhead" if adds_bos else "lm-eval")
-    harnesses = {} if arguments.tokens else {s: harness(model, tokenizer, s) for s in arguments.batch_size}
-    counted: dict[str, Tokens] = {}
-    for name, title, requests_of, wanted in (
-        ("bbq", "BBQ", bbq_requests, 5.0),
-        ("crows", "CrowS-Pairs", crows_requests, 3.0),
-        ("stereoset", "StereoSet", stereoset_requests, 3.0),
-    ):
-        if arguments.only not in (None, name):
-            continue
-        if arguments.tokens:
-            found = requests_of(arguments.data, arguments.items)
-            counted[title] = count_tokens(title, found, scorer, arguments.batch_size)
-        else:
-            compare(title, requests_of(arguments.data, arguments.items), wanted, scorer, harnesses, arguments)
+    build = partial(
+        Scorer,
+        tokenizer=tokenizer,
+        batch_tokens=arguments.batch_tokens,
+        row_tokens=arguments.row_tokens,
+        convention="fairhead" if adds_bos else "lm-eval",
+    )
+    scorer = build(model)
+    asked = {
+        name: (title, wanted, requests_of(arguments.data, arguments.items))
+        for name, title, requests_of, wanted in (
+            ("crows", "CrowS-Pairs", crows_requests, 3.0),
+            ("stereoset", "StereoSet", stereoset_requests, 3.0),
+            ("bbq", "BBQ", bbq_requests, 5.0),
+        )
+        if arguments.only in (None, name)
+    }
     if arguments.tokens:
+        counted = {
+            title: count_tokens(title, requests, scorer, arguments.batch_size) for title, _, requests in asked.values()
+        }
         cost = cost_of_a_token(model)
         for title, tokens in counted.items():
             least = tokens.saved(*cost)
             print(f"{title:12s} sharing every beginning is {least:.2f} times less work than the harness does")
-    elif arguments.only in (None, "klaad"):
-        precision = "no" if dtype is torch.float32 else "bf16"
+        return
+    full = {name: logprobs(scorer, requests) for name, (_, _, requests) in asked.items()}
+    for dtype in arguments.dtype:
+        scorer = build(copy.deepcopy(model).to(getattr(torch, dtype)))
+        for name, (title, wanted, requests) in asked.items():
+            print(f"{title}, {len(requests)} texts, {dtype}", flush=True)
+            compare(requests, wanted, scorer, full[name], arguments)
+    if arguments.only in (None, "klaad"):
+        precision = "no" if arguments.dtype == ["float32"] else "bf16"
         steps = {**vars(arguments), "precision": precision, "steps": 2, "clock": "wall"}
         compare_steps(argparse.Namespace(**steps), batch_size=8)
 
 
-def compare(
-    name: str,
-    requests: Sequence[Request],
-    wanted: float,
-    scorer: Scorer,
-    harnesses: dict[int, Callable[[Sequence[Request]], list[float]]],
-    arguments: argparse.Namespace,
-) -> None:
+def logprobs(scorer: Scorer, requests: Sequence[Request]) -> list[float]:
     scores = scorer.score(requests)
-    ours = [scores[r.id].logprob for r in requests]
-    theirs = next(iter(harnesses.values()))(requests)
-    apart = max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
-    variants: dict[str, Callable[[], object]] = {"fairhead": partial(scorer.score, requests)}
-    for size, score in harnesses.items():
-        variants[f"lm-eval, batch {size}"] = partial(score, requests)
+    return [scores[r.id].logprob for r in requests]
+
+
+def compare(
+    requests: Sequence[Request], wanted: float, scorer: Scorer, full: Sequence[float], arguments: argparse.Namespace
+) -> None:
+    """Print what each side takes, and how far its scores are from fairhead's in 32 bits."""
     clock = time.process_time if arguments.clock == "cpu" else time.perf_counter
-    seconds = interleaved_medians(variants, arguments.repeats, clock=clock)
-    for variant, median in seconds.items():
-        print(f"{name:12s} {variant:20s} {len(requests) / median:9.1f} texts/s")
-    ratio = min(s for variant, s in seconds.items() if variant != "fairhead") / seconds["fairhead"]
-    print(f"{name:12s} {ratio:.2f} times the harness (wanted: {wanted}); log-likelihoods differ by at most {apart:.1e}")
+    variants: dict[str, Callable[[], list[float]]] = {"fairhead": partial(logprobs, scorer, requests)}
+    for size in arguments.batch_size:
+        score = harness(scorer.model, scorer.tokenizer, size)
+        variants[f"lm-eval, batch {size}"] = partial(score, requests)
+    found: dict[str, list[float]] = {}
+    began = time.perf_counter()
+    for name, score in list(variants.items()):
+        begun = time.perf_counter()
+        try:
+            found[name] = score()
+        except torch.OutOfMemoryError:
+            print(f"  {name:20s} out of memory", flush=True)
+            del variants[name]
+            continue
+        print(f"  {name:20s} first run {time.perf_counter() - begun:.2f} s", flush=True)
+    # `interleaved_medians` has one turn more than it is told.
+    affordable = arguments.seconds // (time.perf_counter() - began) - 2
+    seconds = interleaved_medians(dict(variants), int(max(1, min(arguments.repeats, affordable))), clock=clock)
+    for name, median in seconds.items():
+        off = max(abs(a - b) for a, b in zip(found[name], full, strict=True))
+        print(f"  {name:20s} {len(requests) / median:9.1f} texts/s, off 32 bits by at most {off:.1e}")
+        print(f"  {'':20s} {Timeline(scorer.model).parts(variants[name])}", flush=True)
+    best = min((s, name) for name, s in seconds.items() if name != "fairhead")
+    apart = max(abs(a - b) for a, b in zip(found["fairhead"], found[best[1]], strict=True))
+    print(f"  {best[0] / seconds['fairhead']:.2f} times {best[1]} (wanted: {wanted}); apart by at most {apart:.1e}")
 
 
 if __name__ == "__main__":
