@@ -71,7 +71,8 @@ def _said(record: TrainingRecord) -> list[str]:
     if "held_out" in done:
         left = {reason: len(ids) for reason, ids in done["left_out"].items()}
         missing = [f"left out: {count:,} ({reason})" for reason, count in left.items()]
-        steps = f"{done['steps']} steps on {done['items'] - sum(left.values())} items"
+        n = done["items"] - sum(left.values())
+        steps = f"{done['steps']} step{'s'[: done['steps'] != 1]} on {n} item{'s'[: n != 1]}"
         noted = [f"of {count:,} items {reason}" for reason, count in done.get("noted", {}).items()]
         return [steps, *_watched(record), *noted, *missing]
     if "pairs" in done:
@@ -94,12 +95,16 @@ def _watched(record: TrainingRecord) -> list[str]:
             "--lr may find one"
         )
     score = f"from {100 * before['ss']:.1f} to {100 * after['ss']:.1f} %"
+    if chance := seen.get("chance"):  # models of earlier versions have none
+        low, high = max(0.0, before["ss"] - chance), min(1.0, before["ss"] + chance)
+        within = ", which holds both" if low <= after["ss"] <= high and seen["chosen"] else ""
+        score += f" (95 % interval before: {100 * low:.1f} to {100 * high:.1f} %{within})"
     if (before["ss"] - 0.5) * (after["ss"] - 0.5) < 0:
         score += ", past 50 %,"
     perplexity = f"from {before['perplexity']:.2f} to {after['perplexity']:.2f}"
     return [
-        f"on {seen['items']} watched items the stereotype score (of the source or category most clearly off even) went "
-        f"{score} and perplexity {perplexity}; {kept}"
+        f"on {seen['items']} watched item{'s'[: seen['items'] != 1]} the stereotype score (of the source or category "
+        f"most clearly off even) went {score} and perplexity {perplexity}; {kept}"
     ]
 
 

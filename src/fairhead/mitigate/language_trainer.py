@@ -182,7 +182,8 @@ class LanguageTrainer:
         if tuned.looks:
             before_after = {"before": tuned.looks[0], "after": tuned.looks[tuned.chosen]}
             looks = {when: {"ss": seen.ss, "perplexity": seen.perplexity} for when, seen in before_after.items()}
-            results["watched"] = {"items": len(watched), "chosen": tuned.chosen, **looks}
+            chance = tuned.looks[0].chance
+            results["watched"] = {"items": len(watched), "chosen": tuned.chosen, "chance": chance, **looks}
         if heads:
             results["heads"] = [list(head) for head in heads]
         if category is not None:

@@ -321,6 +321,17 @@ def test_own_pairs_are_balanced_by_the_command(tmp_path, neutral, capsys):
         looks = {when: {"ss": ss, "perplexity": 10.0} for when, ss in (("before", 0.8), ("after", after))}
         kept = replace(read, results={**read.results, "watched": {"items": 3, "chosen": 2, **looks}})
         assert said in card_of(kept, None).done
+    # Few terms: how much of the change chance explains stands beside it.
+    watched = {"items": 3, "chosen": 2, "before": {"ss": 0.8, "perplexity": 10.0}}
+    for after, chance, said in (
+        (0.6, 0.3, "from 80.0 to 60.0 % (95 % interval before: 50.0 to 100.0 %, which holds both) and"),
+        (0.6, 0.1, "from 80.0 to 60.0 % (95 % interval before: 70.0 to 90.0 %) and"),
+        (0.4, 0.5, "from 80.0 to 40.0 % (95 % interval before: 30.0 to 100.0 %, which holds both), past 50 %, and"),
+    ):
+        looks = {"chance": chance, "after": {"ss": after, "perplexity": 10.0}}
+        kept = replace(read, results={**read.results, "watched": watched | looks})
+        assert said in card_of(kept, None).done
+    assert record["results"]["watched"]["chance"] > 0
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt-2"])
