@@ -223,7 +223,8 @@ class LanguageTrainer:
                     totals[part] = totals.get(part, 0.0) + float(value) * len(batch)
                 if on_step is not None:
                     on_step(begin + len(batch), len(order), {})
-        totals.pop("loss", None)  # a sum with weights that nothing was trained with
+        if len(totals) > 1:
+            totals.pop("loss", None)  # a sum with weights that nothing was trained with
         means = {part: total / len(order) for part, total in totals.items()}
         # A batch's figure of some of its items is one over all of them, so that batches add up, with their share.
         shares = {part.removesuffix(SHARE): means.pop(part) for part in list(means) if part.endswith(SHARE)}

@@ -23,6 +23,7 @@ from fairhead.language.generation import generate
 from fairhead.language.lexicons import read_swaps
 from fairhead.language.scorer import Scorer
 from fairhead.mitigate import names
+from fairhead.mitigate.language_result import MitigatedLanguage
 from fairhead.mitigate.language_trainer import LanguageTrainer
 from fairhead.mitigate.sentence_losses import CDA, BiasUnlearn
 from fairhead.mitigate.triplets import TokenTriplet, stack_triplets
@@ -84,7 +85,7 @@ def test_the_loss_of_cda_is_the_models_own(swaps):
         assert float(loss(examples)["loss"]) == pytest.approx(float(model(input_ids=ids, labels=ids).loss), rel=1e-5)
 
 
-def test_cda_closes_a_gap_that_plain_training_opens(swaps):
+def test_cda_closes_a_gap_that_plain_training_opens(swaps, tmp_path):
     texts = [f"the {who} said that she was {how} ." for who in ("nurse", "old nurse") for how in ("kind", "late")]
     plain, method = build("llama", scale=1.0), CDA(swaps)
     # The same number of sentences, each repeated instead of swapped.
@@ -92,9 +93,14 @@ def test_cda_closes_a_gap_that_plain_training_opens(swaps):
     with method.session(plain) as loss:
         tune(plain, examples, [len(example) for example in examples], loss, PLAN)
     trainer = LanguageTrainer(build("llama", scale=1.0), tokenizer(), method, PLAN)
-    trainer.train(TripletSplit(sentences(*texts), ()))
+    trainer.train(TripletSplit(sentences(*texts[:3]), sentences(texts[3])))
     assert log_odds_of_she(plain) > 2
     assert abs(log_odds_of_she(trainer.model)) < 0.5
+    # Its loss has one part, which is measured on what was held out.
+    held_out = trainer.record.results["held_out"]
+    assert held_out["items"] == 1
+    assert held_out["after"]["loss"] < held_out["before"]["loss"]
+    assert "No term was held out" not in str(MitigatedLanguage({"": trainer.record}, tmp_path).page().to_dict())
 
 
 def triplet_logits(n=2, length=4, seed=0):
