@@ -135,7 +135,9 @@ class _Benchmarks(TyperGroup):
         if cmd_name == "suite":
             folders = dict.fromkeys(f"`{benchmark.data or benchmark.name}`" for benchmark in _commands().values())
             return single_command("suite", _SUITE.format(folders=", ".join(folders)), _suite_command())
-        benchmark = _commands().get(cmd_name)
+        named = cmd_name.replace("-", "_")  # also as its data are called
+        commands = _commands()
+        benchmark = commands.get(cmd_name) or next((b for b in commands.values() if named in (b.name, b.data)), None)
         return None if benchmark is None else single_command(cmd_name, _epilog(benchmark), _command(benchmark))
 
 

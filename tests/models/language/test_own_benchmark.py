@@ -54,6 +54,9 @@ def test_the_example_goes_through_every_command(example, folder, data, tmp_path,
     monkeypatch.setitem(benchmarks.BENCHMARKS, "jobs", example)
     main(["lm", "jobs", "--help"])
     assert "Is a sentence about a job likelier" in capsys.readouterr().out
+    for named in ("crows", "crows_pairs", "crows-pairs"):  # as the benchmark, as its data
+        main(["lm", named, "--help"])
+        assert "Of two sentences that differ in the group" in capsys.readouterr().out
     model = ["--model", str(folder), "--device", "cpu", "--n-boot", "100"]
     main(["lm", "jobs", *model, "--data", str(data / "jobs.csv"), "--json", str(tmp_path / "alone.json")])
     assert 'The sentence with "he" is likelier in' in capsys.readouterr().out

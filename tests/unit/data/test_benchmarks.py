@@ -45,6 +45,10 @@ def test_stereoset_items_must_have_one_sentence_of_each_label(tmp_path):
     (tmp_path / "dev.json").write_text("{}")
     with pytest.raises(InputError, match=r"StereoSet has lists data\.intrasentence"):
         read("stereoset", tmp_path)
+    (tmp_path / "own.csv").write_text("stereotype,antistereotype,unrelated\na,b,c\n")
+    with pytest.raises(InputError, match=r"own.csv: StereoSet is JSON; --data triplets:FILE reads a table of"):
+        read("stereoset", tmp_path / "own.csv")
+    assert len(read("triplets", tmp_path / "own.csv")) == 1
     (tmp_path / "dev.json").write_text('{"data": {"intersentence": []}}')
     with pytest.raises(
         InputError, match=f"{tmp_path}: stereoset has no item here; left out: nothing, the files are empty"
@@ -104,7 +108,9 @@ def test_crows_pairs_bad_rows_are_named(tmp_path):
         read("crows_pairs", file)
     # As French CrowS-Pairs is published
     file.write_text("\tsent_more\tsent_less\tstereo_antistereo\tbias_type\n0\ta\tb\tstereo\tage\n")
-    with pytest.raises(InputError, match="--data pairs:FILE reads it"):
+    with pytest.raises(
+        InputError, match=r"bias_type, parted by tabs instead of commas\. If .*--data pairs:FILE reads it"
+    ):
         read("crows_pairs", file)
     assert read("pairs", file)[0].more == "a"
     file.write_text('{"version":"1.1","data":{}}')  # another benchmark's file

@@ -45,8 +45,9 @@ def read_crows_pairs(path: str | os.PathLike[str], *, on_error: str = "raise") -
         lacking = [c for c in _COLUMNS if c not in columns]
         if lacking:
             seen = textwrap.shorten(", ".join(columns), 200, placeholder=" ...")  # of a JSON file: all of it
+            tabs = ", parted by tabs instead of commas" if any("\t" in column for column in columns) else ""
             raise InputError(
-                f"{source.where(name)}: has no column {lacking[0]!r}; it has {seen}. If it is a table of other "
+                f"{source.where(name)}: has no column {lacking[0]!r}; it has {seen}{tabs}. If it is a table of other "
                 "pairs, or of other languages, --data pairs:FILE reads it"
             )
         for row in rows:

@@ -8,6 +8,7 @@ likely as the mean log-probability of its tokens says, the first token (after BO
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -28,6 +29,7 @@ from fairhead.language.benchmark import (
     of_terms,
 )
 from fairhead.language.item_table import ItemTable
+from fairhead.records.table_files import FORMATS
 from fairhead.settings import Option
 from fairhead.stats.bootstrap import Array
 from fairhead.stats.clusters import quotient
@@ -60,6 +62,10 @@ def read_stereoset(path: str | os.PathLike[str], *, on_error: str = "raise") -> 
     """
     source, skips = Source(path), Skips(on_error)
     name = source.find("dev.json", "StereoSet")
+    if Path(name).suffix.casefold() in FORMATS:
+        raise InputError(
+            f"{source.where(name)}: StereoSet is JSON; --data triplets:FILE reads a table of other triplets"
+        )
     document = source.json(name)
     data = document.get("data") if isinstance(document, dict) else None
     lists = {kind: data[kind] for kind in KINDS if kind in data} if isinstance(data, dict) else {}
