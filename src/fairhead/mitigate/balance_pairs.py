@@ -238,7 +238,7 @@ class BalancePairs(_WithNeutralText):
             return {**parts, **more, "loss": parts["loss"] + more["loss"]}
 
         with nullcontext() if self.klaad is None else self.klaad.session(model) as klaad_loss:
-            yield _Steered(loss, strengths.see, self.steered)
+            yield _Steered(loss, strengths, self.steered)
 
     @property
     def steered(self) -> bool:
@@ -267,33 +267,43 @@ class _Strengths:
     def __init__(self, fixed: float | None) -> None:
         self._fixed = fixed
         self._before: Look | None = None  # the first, of the model before training
-        self._of: dict[str, float] = {}
+        self.found: dict[str, float] = {}  # by source, where checks steer
 
     def of(self, source: str) -> float:
         """Of one source."""
-        return self._of.get(source, 1.0) if self._fixed is None else self._fixed
+        return self.found.get(source, 1.0) if self._fixed is None else self._fixed
 
     def see(self, look: Look) -> None:
         """What a check has seen: add the share of the lean before training that is left of it.
 
         A source that was not clearly off even keeps its strength: what its score does would be chance.
         """
+        if self._fixed is not None:
+            return
         if self._before is None:
             self._before = look
             return
         for before, now in zip(self._before.sources, look.sources, strict=True):
             lean = before.ss - 0.5
             if abs(lean) > before.chance:
-                self._of[now.source] = max(0.0, self.of(now.source) + min(max((now.ss - 0.5) / lean, -1.0), 1.0))
+                self.found[now.source] = max(0.0, self.of(now.source) + min(max((now.ss - 0.5) / lean, -1.0), 1.0))
 
 
 @dataclass(frozen=True)
 class _Steered:
-    """The loss of examples, with what is told to it."""
+    """The loss of examples, with what checks tell it."""
 
     loss: Callable[[Sequence[Example]], Parts]
-    see: Callable[[Look], None]
+    strengths: _Strengths
     steers: bool
+
+    def see(self, look: Look) -> None:
+        """What a check has seen."""
+        self.strengths.see(look)
+
+    def record(self) -> dict[str, Any]:
+        """What the model folder's record says of the loss."""
+        return {"strengths": self.strengths.found} if self.strengths.found else {}
 
     def __call__(self, examples: Sequence[Example]) -> Parts:
         return self.loss(examples)

@@ -74,7 +74,9 @@ def _said(record: TrainingRecord) -> list[str]:
         n = done["items"] - sum(left.values())
         steps = f"{done['steps']} step{'s'[: done['steps'] != 1]} on {n} item{'s'[: n != 1]}"
         noted = [f"of {count:,} items {reason}" for reason, count in done.get("noted", {}).items()]
-        return [steps, *_watched(record), *noted, *missing]
+        strengths = [f"{n:.1f}{f' for {source}' if source else ''}" for source, n in done.get("strengths", {}).items()]
+        steered = [f"strength after the last check: {', '.join(strengths)}"] if strengths else []
+        return [steps, *_watched(record), *steered, *noted, *missing]
     if "pairs" in done:
         return [f"{done['pairs']:,} pairs of sentences, {done['components']} direction(s) removed"]
     return [f"no weight was changed; settings: {', '.join(f'{k} {v}' for k, v in record.settings.items())}"]

@@ -184,6 +184,8 @@ class LanguageTrainer:
             looks = {when: {"ss": seen.ss, "perplexity": seen.perplexity} for when, seen in before_after.items()}
             chance = tuned.looks[0].chance
             results["watched"] = {"items": len(watched), "chosen": tuned.chosen, "chance": chance, **looks}
+        if hasattr(loss, "record"):
+            results |= loss.record()
         if heads:
             results["heads"] = [list(head) for head in heads]
         if category is not None:

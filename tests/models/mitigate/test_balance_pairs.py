@@ -332,6 +332,9 @@ def test_own_pairs_are_balanced_by_the_command(tmp_path, neutral, capsys):
         kept = replace(read, results={**read.results, "watched": watched | looks})
         assert said in card_of(kept, None).done
     assert record["results"]["watched"]["chance"] > 0
+    for strengths, said in (({"": 2.31}, "check: 2.3."), ({"a": 2.31, "b": 0.0}, "check: 2.3 for a, 0.0 for b.")):
+        kept = replace(read, results={**read.results, "strengths": strengths})
+        assert f"strength after the last {said}" in card_of(kept, None).done + "."
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt-2"])
@@ -486,6 +489,8 @@ def test_watched_terms_steer_how_often_the_mean_of_their_source_is_taken_off(neu
             for look in [before, *later]:
                 loss.see(look)
                 yield [float(loss([example])["shift"]) for example in prepared.examples]
+            steered = {"a": 1.25, "c": 0.5} if config.strength is None else {}
+            assert loss.record().get("strengths", {}) == pytest.approx(steered)
 
     for config in (BalancePairs(neutral, width=1e3), BalancePairs(neutral, width=1e3, strength=2)):
         with torch.no_grad():
