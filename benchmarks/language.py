@@ -255,10 +255,10 @@ def compare(
         variants[f"lm-eval, batch {size}"] = partial(score, requests)
     found: dict[str, list[float]] = {}
     began = time.perf_counter()
-    for name, score in list(variants.items()):
+    for name, scores in list(variants.items()):
         begun = time.perf_counter()
         try:
-            found[name] = score()
+            found[name] = scores()
         except torch.OutOfMemoryError:
             print(f"  {name:20s} out of memory", flush=True)
             del variants[name]
