@@ -96,6 +96,7 @@ def score(
     chat: bool = False,
     device_map: str | None = None,
     load_in: str | None = None,
+    engine: str = "transformers",
     tokenizer: Any = None,
     n_boot: int | None = None,
     seed: int = 0,
@@ -116,6 +117,7 @@ def score(
         chat: apply the tokenizer's chat template to prompts and score the answer.
         device_map: how to spread layers over several GPUs: "auto", "balanced" or "sequential".
         load_in: "8bit" or "4bit" quantization (bitsandbytes, on a GPU).
+        engine: "vllm" computes log-probabilities with vLLM, if it is installed.
         tokenizer: tokenizer of a model object.
         n_boot: bootstrap replicates; None for the benchmark's default.
         seed: random seed.
@@ -131,17 +133,15 @@ def score(
     from fairhead.language.running import read_data, run_benchmark
     from fairhead.stats.bootstrap import Resampling
 
-    chosen = benchmark_named(benchmark)
+    chosen, out = benchmark_named(benchmark), None if out is None else Path(out)
     _parted(options, [f.name for f in fields(chosen.options)], (), chosen.name, data)
     how = Resampling(chosen.n_boot if n_boot is None else n_boot, seed, level)
-    data = data if isinstance(data, str | Path | Items | Dataset) else dataset(data)
-    spec = hold(data) if isinstance(data, Items | Dataset) else data
-    chosen, items = read_data(chosen, spec, chosen.chosen(**options), limit, seed, model=model)
-    placing: Mapping[str, Any] = {"device": device, "dtype": dtype, "device_map": device_map, "load_in": load_in}
-    scorer = load_scorer(model, start=start, chat=chat, tokenizer=tokenizer, **placing)
+    data = data if isinstance(data, str | Path) else hold(data if isinstance(data, Items | Dataset) else dataset(data))
+    chosen, items = read_data(chosen, data, chosen.chosen(**options), limit, seed, model=model)
+    by: Mapping[str, Any] = {"dtype": dtype, "device_map": device_map, "load_in": load_in, "engine": engine}
+    scorer = load_scorer(model, device=device, start=start, chat=chat, tokenizer=tokenizer, **by)
     name = str(model) if isinstance(model, str | Path) else type(model).__name__
-    folder = None if out is None else Path(out)
-    return run_benchmark(chosen, scorer, items, out=folder, limit=limit, resampling=how, model=name, **options)
+    return run_benchmark(chosen, scorer, items, out=out, limit=limit, resampling=how, model=name, **options)
 
 
 def discover(

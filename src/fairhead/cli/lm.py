@@ -69,6 +69,7 @@ class Computing:
             lm-evaluation-harness does. A text without a prompt answers an empty message.
         device_map: spread the layers over several GPUs: auto, balanced or sequential (accelerate).
         load_in: quantize weights to 8bit or 4bit while loading (bitsandbytes, on a GPU).
+        engine: what computes log-probabilities. vllm needs vLLM installed, and can neither show attention nor generate.
     """
 
     panel: ClassVar[str] = "Model"
@@ -80,6 +81,7 @@ class Computing:
     chat: bool = False
     device_map: Literal["auto", "balanced", "sequential"] | None = None
     load_in: Literal["8bit", "4bit"] | None = None
+    engine: Literal["transformers", "vllm"] = "transformers"
 
 
 @dataclass(frozen=True)
@@ -349,7 +351,7 @@ def _run_suite(context: typer.Context, chosen: Any, of: Any, computing: Computin
 def _load_model(path: str, computing: Computing) -> "Scorer":
     """A scorer of a model; with several processes it is the first's, and the others work for it and end here."""
     need()
-    from fairhead.language.scorer import load_scorer, shared
+    from fairhead.language.loading import load_scorer, shared
 
     found: Scorer = shared(load_scorer(path, **vars(computing)))
     return found

@@ -12,8 +12,8 @@ from fairhead.language.answers import Answers, Journal, Request, Score, journal_
 
 if TYPE_CHECKING:
     from fairhead.language.before_after import compare_suites as compare_suites
+    from fairhead.language.loading import load_scorer as load_scorer
     from fairhead.language.scorer import Scorer as Scorer
-    from fairhead.language.scorer import load_scorer as load_scorer
 
 __all__ = ["Answers", "Journal", "Request", "Score", "Scorer", "compare_suites", "journal_path", "load_scorer"]
 
@@ -21,7 +21,7 @@ __all__ = ["Answers", "Journal", "Request", "Score", "Scorer", "compare_suites",
 _LATER = {
     "Scorer": "fairhead.language.scorer",
     "compare_suites": "fairhead.language.before_after",
-    "load_scorer": "fairhead.language.scorer",
+    "load_scorer": "fairhead.language.loading",
 }
 
 __getattr__ = later(__name__, _LATER)

@@ -5,28 +5,18 @@ tokens that lead to it and no others, and positions count along its own branch. 
 is thus computed once, without a cache to copy, and only the tokens that predict scored ones reach the vocabulary.
 A model that cannot read trees (recurrent ones, position biases of its own) is found out by a trial and given plain
 rows.
-
-Several processes, one per GPU (`accelerate launch -m fairhead lm ...`, or torchrun), score together: the first one runs
-the command as it would alone, and texts are divided among all of them (`SharedScorer`).
 """
 
-import atexit
-import os
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
-from datetime import timedelta
-from itertools import pairwise
-from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import nn
 
-from fairhead.errors import FairheadError, InputError
+from fairhead.errors import InputError
 from fairhead.language.answers import Answers, Journal, Progress, Request, Score, refuse_duplicates
 from fairhead.language.packing import (
     Convention,
@@ -52,13 +42,11 @@ from fairhead.language.row_layout import (
     vocabulary_of,
     window_of,
 )
-from fairhead.models import method_of, open_model
-from fairhead.models.load import DType, LoadIn, weights_digest
+from fairhead.models.load import weights_digest
 from fairhead.train.step import say_once
 
 # Tokens a row by default. Attention within a row costs its length squared, which a GPU minds less than many rows.
 _ROW_TOKENS = {"cpu": 128, "cuda": 256}
-_PATIENCE = timedelta(days=7)  # that processes wait for the first, which may be generating or drawing
 Values = NDArray[np.float64]
 
 
@@ -93,6 +81,16 @@ class Scorer:
         if batch_tokens < 1 or row_tokens < 1:
             raise InputError(f"batch_tokens {batch_tokens} and row_tokens {row_tokens}: expected at least 1")
         self.batch_tokens, self.row_tokens = batch_tokens, row_tokens
+        self.check_start()
+        self.vocabulary = vocabulary_of(self.model)
+        self.context = context_length(self.model)
+        with quiet(self.model):
+            self.reads_trees = reads_trees(self.model)
+        # Layers with a window hide tokens that are far away: trees and branches must stay within it.
+        self._window = window_of(self.model)
+
+    def check_start(self) -> None:
+        """Find the token that texts start with; raise where it cannot be had, warn where it is a control token."""
         if self.chat and (self.start not in (None, "default") or self.convention == "bias-bench"):
             raise InputError("a chat template has a start of its own: leave --start and --as bias-bench out")
         self.start_token = start_token(self.tokenizer, self.start)
@@ -102,12 +100,6 @@ class Scorer:
             as_chat(self.tokenizer, [""])
         elif (told := control_token_warning(self.tokenizer, self.start)) is not None:
             say_once(told)
-        self.vocabulary = vocabulary_of(self.model)
-        self.context = context_length(self.model)
-        with quiet(self.model):
-            self.reads_trees = reads_trees(self.model)
-        # Layers with a window hide tokens that are far away: trees and branches must stay within it.
-        self._window = window_of(self.model)
 
     def score(
         self,
@@ -191,11 +183,14 @@ class Scorer:
             "model": type(self.model).__name__,
             "weights": weights_digest(self.model),
             "dtype": str(self.dtype).removeprefix("torch."),
-            "start": self.start or "default",
-            "as": self.convention,
-            "start_token": f"{self.start_token.name} ({self.start_token.kind})",
-            **({"chat": True} if self.chat else {}),
+            **self.start_settings(),
         }
+
+    def start_settings(self) -> dict[str, Any]:
+        """How texts start."""
+        start = {"start": self.start or "default", "as": self.convention}
+        start["start_token"] = f"{self.start_token.name} ({self.start_token.kind})"
+        return {**start, **({"chat": True} if self.chat else {})}
 
     def refuse_unknown(self, tokens: Sequence[int]) -> None:
         """Raise where the tokeniser has given a token that the model does not have."""
@@ -208,11 +203,14 @@ class Scorer:
         self, sequences: Sequence[TokenSequence], names: Sequence[str]
     ) -> Iterator[list[tuple[int, Values]]]:
         """Batches of (index of the sequence, log-probabilities of its scored tokens)."""
-        for read in read_all(self.planned(sequences)):
+        for read in self._read(sequences):
             if not np.isfinite(np.concatenate([values for _, values in read])).all():
                 for k, values in read:
                     _refuse_infinite(values, names[k])
             yield read
+
+    def _read(self, sequences: Sequence[TokenSequence]) -> Iterator[list[tuple[int, Values]]]:
+        return read_all(self.planned(sequences))
 
     def planned(self, sequences: Sequence[TokenSequence]) -> Iterator[Planned]:
         """The batches in which sequences are read, the largest first."""
@@ -239,159 +237,3 @@ def _refuse_infinite(values: Values, name: str) -> None:
             f"request {name!r}: the log-probability of token {bad + 1} of {len(values)} is {values[bad]}. "
             "Are the weights damaged, or is the precision too low? Try float32"
         )
-
-
-def load_scorer(
-    # A folder, a name on the hub that is in the local cache, or a live model: see `fairhead.load`
-    model: str | os.PathLike[str] | nn.Module,
-    *,
-    device: str = "auto",  # "cpu", "cuda", "cuda:1", ...; "auto" takes a GPU where there is one
-    dtype: DType = "auto",  # "float32", "bfloat16" or "float16"; "auto" is float32 on a processor and bfloat16 on a GPU
-    batch_tokens: int | None = None,  # as in `Scorer`
-    start: str | None = None,  # the token that texts start with: "default", "bos", "eos", "none", or a token
-    # Where it stands: "fairhead", "lm-eval" or "bias-bench", as in `packing.Convention`
-    convention: Convention = "fairhead",
-    chat: bool = False,  # as in `Scorer`
-    device_map: str | None = None,  # how layers are spread over several GPUs: "auto", "balanced" or "sequential"
-    load_in: LoadIn | None = None,  # "8bit" or "4bit", by bitsandbytes on a GPU
-    tokenizer: Any = None,  # of a live model; otherwise that of the folder
-) -> Scorer:
-    """Load a causal language model and its tokenizer for scoring, with the method that it carries."""
-    placing: dict[str, Any] = {"device_map": device_map, "load_in": load_in}
-    loaded = open_model(model, "causal", device=device, dtype=dtype, tokenizer=tokenizer, **placing)
-    own_start = start not in (None, "default") or convention != "fairhead" or chat
-    if own_start and method_of(loaded.model) is not None:
-        raise InputError(
-            f"{model}: self-debiasing puts its sentence after the model's own start token; leave --start, --as and "
-            "--chat out"
-        )
-    how: dict[str, Any] = {"start": start, "convention": convention, "chat": chat}
-    return Scorer(loaded.model, loaded.tokenizer, batch_tokens=batch_tokens, **how)
-
-
-def shared(scorer: Any) -> Any:
-    """A scorer that divides its texts among the processes of this run; with one process the scorer itself.
-
-    In any process but the first this returns never: it works until the first one ends, and ends as well.
-    """
-    if int(os.environ.get("WORLD_SIZE", 1)) == 1:
-        return scorer
-    if not dist.is_initialized():
-        dist.init_process_group("gloo", timeout=_PATIENCE)
-    if dist.get_rank() == 0:
-        return SharedScorer(scorer)
-    while (task := _told(None)) is not None:
-        _answered(scorer, task)
-    dist.destroy_process_group()
-    os._exit(0)  # now and then gloo's threads never end, and the process would wait for them
-
-
-class _Task(NamedTuple):
-    """What all processes do together."""
-
-    method: str  # of the scorer
-    items: Sequence[Any]  # of which each process takes its share
-    more: dict[str, Any]
-    journal: tuple[Path, dict[str, Any]] | None = None  # path and settings
-
-
-class SharedScorer:
-    """The scorer of the first process; all but the scoring of texts is as in the one that it has.
-
-    Each process writes what it has scored at once into a journal of its own beside the first one's, which takes those
-    over.
-    """
-
-    def __init__(self, scorer: Any) -> None:
-        self.scorer = scorer
-        atexit.register(self.close)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.scorer, name)
-
-    def close(self) -> None:
-        """Let the other processes end."""
-        if dist.is_initialized():
-            _told(None)
-            dist.destroy_process_group()
-
-    def score(
-        self,
-        requests: Sequence[Request],
-        *,
-        per_token: bool = False,
-        journal: Journal | None = None,
-        on_long: str = "raise",
-        progress: Progress | None = None,
-    ) -> Answers[Score]:
-        """As `Scorer.score`."""
-        refuse_duplicates(requests, "requests")
-        _take_over(journal)  # of a run that was killed
-        found = {r.id: s for r in requests if journal and (s := journal.find(r, per_token)) is not None}
-        known, n = len(found), len(requests)
-
-        def tell(done: int, total: int) -> None:  # progress of the first process stands for that of all
-            if progress is not None:
-                progress(known + (n - known) * done // max(total, 1), n)
-
-        place = None if journal is None else (journal.path, dict(journal.settings))
-        wanted = [r for r in requests if r.id not in found]
-        parts = self._all(_Task("score", wanted, {"per_token": per_token, "on_long": on_long}, place), tell)
-        for part in parts:
-            found |= part
-        _take_over(journal)
-        too_long = tuple(name for part in parts for name in part.too_long)
-        return Answers({r.id: found[r.id] for r in requests if r.id in found}, too_long)
-
-    def score_tokens(self, sequences: Sequence[Any], names: Sequence[str]) -> list[Any]:
-        """As `Scorer.score_tokens`."""
-        task = _Task("score_tokens", list(zip(sequences, names, strict=True)), {})
-        return [values for part in self._all(task) for values in part]
-
-    def _all(self, task: _Task, progress: Progress | None = None) -> list[Any]:
-        _told(task)
-        found = _answered(self.scorer, task, progress)
-        for one in found:
-            if isinstance(one, FairheadError):
-                raise one
-        return found
-
-
-def _told(task: _Task | None) -> _Task | None:
-    """What the first process says, in all of them."""
-    said = [task]
-    dist.broadcast_object_list(said, src=0)
-    return said[0]
-
-
-def _answered(scorer: Any, task: _Task, progress: Progress | None = None) -> list[Any]:
-    """What each process has found, in all of them; an error where it has found one."""
-    rank, n = dist.get_rank(), dist.get_world_size()
-    # Stretches of about as much text: what neighbours begin with alike is then still read once.
-    ends = np.cumsum([len(repr(item)) for item in task.items])
-    places = [int(np.searchsorted(ends, ends[-1] * k / n, side="right")) if len(ends) else 0 for k in range(1, n)]
-    begin, end = list(pairwise([0, *places, len(task.items)]))[rank]
-    mine = list(task.items[begin:end])
-    found: Any
-    try:
-        if task.method == "score_tokens":
-            found = scorer.score_tokens([one for one, _ in mine], [name for _, name in mine])
-        else:
-            own = None
-            if task.journal is not None:
-                path, settings = task.journal
-                own = Journal(path.with_name(f"{path.stem}.rank{rank}{path.suffix}"), settings)
-            with own or nullcontext():
-                found = scorer.score(mine, **task.more, journal=own, progress=progress)
-    except FairheadError as error:
-        found = error
-    everything: list[Any] = [None] * n
-    dist.all_gather_object(everything, found)
-    return everything
-
-
-def _take_over(journal: Journal | None) -> None:
-    """Put what processes have written into the first one's journal, and remove their files."""
-    if journal is not None:
-        for path in sorted(journal.path.parent.glob(f"{journal.path.stem}.rank*{journal.path.suffix}")):
-            journal.take_over(path)

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fairhead.errors import InputError
+from fairhead.language import load_scorer
 from fairhead.language.benchmarks import all_benchmarks
 from fairhead.language.packing import TokenSequence
-from fairhead.language.scorer import Scorer, load_scorer
+from fairhead.language.scorer import Scorer
 from fairhead.locate.edits import GROUPLESS_KINDS, HeadEdits, TextEdits, parsed
 from fairhead.locate.head_maps import Head
 from fairhead.locate.locate_settings import LocatePlan

@@ -203,15 +203,31 @@ def _plain_card(model: Any) -> Card:
     )
 
 
+def weight_files(folder: Path) -> list[Path]:
+    """The files of a folder that transformers reads weights from."""
+    single = folder / "model.safetensors"
+    shards = set(read_json(folder / f"{single.name}.index.json").get("weight_map", {}).values())
+    return [single] if single.is_file() else [folder / name for name in sorted(shards)]
+
+
+def carries_method(folder: Path) -> bool:
+    """Whether the weights of a folder carry a method; they are not loaded."""
+    from safetensors import safe_open
+
+    def note_in(file: Path) -> bool:
+        with safe_open(file, "pt") as opened:
+            return _NOTE_KEY in opened.keys()  # noqa: SIM118 - it is no dictionary
+
+    return any(map(note_in, weight_files(folder)))
+
+
 def with_method(model: nn.Module, folder: Path, tokenizer: Callable[[], Any]) -> nn.Module:
     """The model with the method that the weights of its folder carry, if any; `tokenizer` is called if it needs one."""
     from safetensors import safe_open
 
     weights: dict[str, Tensor] = {}  # what the method has learnt, by the names in the model
     source = folder / "model.safetensors"
-    shards = set(read_json(folder / f"{source.name}.index.json").get("weight_map", {}).values())
-    files = [source] if source.is_file() else [folder / name for name in sorted(shards)]  # as transformers reads them
-    for file in files:
+    for file in weight_files(folder):
         with safe_open(file, "pt") as opened:
             keys: list[str] = opened.keys()
             weights |= {key: opened.get_tensor(key) for key in keys if _is_of_method(key) or key == _NOTE_KEY}

@@ -402,4 +402,12 @@ def test_results_are_json_and_found_by_name():
 def test_every_file_of_the_folder_that_needs_torch_says_so():
     folder = Path(importlib.import_module("fairhead.language").__file__).parent
     with_torch = {file.stem for file in folder.rglob("*.py") if "\nimport torch" in file.read_text()}
-    assert with_torch == {"attention_reading", "generation", "peak_memory", "row_layout", "scorer"}
+    assert with_torch == {
+        "attention_reading",
+        "generation",
+        "loading",
+        "peak_memory",
+        "row_layout",
+        "scorer",
+        "vllm_scorer",
+    }
