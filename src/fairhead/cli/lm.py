@@ -238,8 +238,7 @@ def _run(
     if output.html is not None:
         from fairhead.report import write
 
-        drawn = benchmark.report and benchmark.report(result, Path(source.model).name, how.level)
-        write(drawn or result.page(), output.html)
+        write(result.page(), output.html)
     if output.json != "-":
         result.show()
 

@@ -25,7 +25,8 @@ from fairhead.stats.clusters import cluster_sums, ratio
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fairhead.report.page import Report
+    from fairhead.report.page import Report, Sentence
+    from fairhead.report.sections import Section as PageSection
     from fairhead.report.sections.plain import PlainTables
 
 T = TypeVar("T")
@@ -143,11 +144,13 @@ class BenchmarkResult(Result):
 
         benchmark, level = self.of, float(self.provenance.get("level", 0.95))
         model = str(self.provenance.get("model_path") or self.provenance.get("model", ""))
+        said = (*benchmark.sentences(self, level), *self._remarks())
+        more = () if benchmark.page_sections is None else benchmark.page_sections(self, level)
         return Report(
             title=f"{name_of(model)} on {benchmark.title}",
             question=benchmark.question,
-            verdict=[Sentence(text, "note") for text in (*benchmark.sentences(self, level), *self._remarks())],
-            sections=[benchmark.figures(self, level)],
+            verdict=[Sentence(one, "note") if isinstance(one, str) else one for one in said],
+            sections=[benchmark.figures(self, level), *more],
             provenance=dict(self.provenance),
         )
 
@@ -194,7 +197,8 @@ class Measured(NamedTuple):
 
     table: ItemTable  # one row per item
     facts: Mapping[str, Any] = {}  # for the provenance: how many texts, the file of their scores, ...
-    reading: Any = None  # whatever else was read, for the benchmark's `finish`
+    # What else was found, of how intervals are made
+    more: Callable[[Resampling], Mapping[str, Any]] = lambda how: {}
 
 
 class NotMeasured(FairheadError):
@@ -246,19 +250,18 @@ class Benchmark:
     section: Section = "Stereotypes"  # of a comparison's report; "Scores" are those of other harnesses
     ready: Callable[[Any], None] = lambda options: None  # raises what the table would lack here, given the options
     beside: Mapping[str, str] = field(default_factory=dict)  # option -> folder in a suite's data, taken by default
-    # Adds to a result, given `Measured.reading` (None where the table was kept), the options and how intervals are made
-    finish: Callable[[BenchmarkResult, Any, Any, Resampling], BenchmarkResult] = lambda result, *more: result
-    # The report of a result, from it, the model's name and the confidence level
-    report: Callable[[BenchmarkResult, str, float], dict[str, Any]] | None = None
+    correct: Callable[[BenchmarkResult], BenchmarkResult] = lambda result: result  # corrects p-values over its figures
     # Rows of a table whose terms, or digests of texts, are among these: a model trained on them is not scored on them
     trained_on: Callable[[ItemTable, Iterable[str]], list[int]] | None = None
     # Its items as pairs of sentences, stereotype first; the first two `requests` of an item are those of its pair
     pairs: Callable[[Iterable[Any]], list[SentencePair]] | None = None
     per_token: bool = False  # whether the log-odds of a pair are of means per token, not of sums
     # What the figures allow one to say, from a result and the confidence level
-    sentences: Callable[[BenchmarkResult, float], list[str]] = lambda result, level: []
+    sentences: "Callable[[BenchmarkResult, float], Sequence[str | Sentence]]" = lambda result, level: ()
     # The table of a result, from it and the confidence level; by default one row per category
     shown: "Callable[[BenchmarkResult, float], PlainTables] | None" = None
+    # Further sections of its page, of what `Measured.more` found
+    page_sections: "Callable[[BenchmarkResult, float], Sequence[PageSection]] | None" = None
     hides: Callable[[str], bool] = lambda category: False  # categories without a row there
     outcomes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # metric -> outcome -> what it means
     by_head: Callable[[ItemTable], list[list[float]]] | None = None  # of each head, [layers][heads], for a map
@@ -279,15 +282,12 @@ class Benchmark:
         """The figures of a table that a verdict is given on."""
         return self.headlines(table) if callable(self.headlines) else self.headlines
 
-    def result(
-        self, table: ItemTable, how: Resampling | None = None, options: Any = None, reading: Any = None
-    ) -> BenchmarkResult:
+    def result(self, table: ItemTable, how: Resampling | None = None) -> BenchmarkResult:
         """The figures of a table."""
         chosen, measures = self.resampling(how or Resampling()), self.measures_of(table)
         parts = {group: table.part(group) for group in (None, *table.order)}
         found = [m.estimate(part, group, chosen) for group, part in parts.items() for m in measures if m.of(group)]
-        made = BenchmarkResult(self.name, tuple(found), len(table), self, table.left_out)
-        return self.finish(made, reading, self.options() if options is None else options, chosen)
+        return self.correct(BenchmarkResult(self.name, tuple(found), len(table), self, table.left_out))
 
     def resampling(self, how: Resampling) -> Resampling:
         """How intervals are made, with the bounds of this benchmark."""

@@ -316,8 +316,8 @@ def _run(
     begun = time.monotonic()
     made_with = {**work.settings, **(work.sampling.settings() if benchmark.prompts else {})}
     made_with |= {**benchmark.settings(work.options), "items": digest(work.items)}
-    # A report shows what a table does not hold.
-    kept = None if suite is None or (study and benchmark.report) else suite.kept(benchmark.name, made_with)
+    # Further sections show what a table does not hold.
+    kept = None if suite is None or (study and benchmark.page_sections) else suite.kept(benchmark.name, made_with)
     if kept is not None and suite is not None:
         measured = Measured(kept, suite.facts(benchmark.name))
     else:
@@ -326,7 +326,9 @@ def _run(
         measured = measured._replace(table=replace(measured.table, benchmark=benchmark.name))
         if suite is not None:
             suite.keep(measured, made_with, round(time.monotonic() - begun, 1))
-    result = benchmark.result(measured.table, how, work.options, measured.reading if study else None)
+    result = benchmark.result(measured.table, how)
+    if study:
+        result = replace(result, more=measured.more(how))
     about = {"items": len(work.items), "items_digest": made_with.pop("items"), **measured.facts}
     statistics = {"n_boot": how.n_boot, "seed": how.seed, "level": how.level}
     result = replace(result, provenance={**made_with, **about, **statistics})

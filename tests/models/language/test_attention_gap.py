@@ -1,6 +1,7 @@
 """The attention gap against eager attention by hand, and its figures against SciPy and closed forms."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from fairhead.language.benchmarks.attention_gap import (
 )
 from fairhead.language.packing import align, slots
 from fairhead.language.scorer import Scorer
+from fairhead.report import render
 from fairhead.stats.bootstrap import Resampling
 
 PAIRS = [
@@ -124,7 +126,7 @@ def made(n=200, seed=0, power=0.0, clusters=None, heads=3, layers=2):
 
 def evaluate(gaps, layer=-1, how=Resampling(), pictures=6, n_perm=2000):  # noqa: B008
     result = BENCHMARK.result(table(gaps, layer), how)
-    return study(result, gaps, Options(layer=layer, pictures=pictures), how, n_perm)
+    return replace(result, more=study(gaps, Options(layer=layer, pictures=pictures), how, n_perm))
 
 
 def test_the_t_statistic_is_scipys():
@@ -194,6 +196,14 @@ def test_heads_are_corrected_together_and_all_of_it_is_json():
     assert [len(written["heads"]["value"]), len(written["heads"]["value"][0])] == [2, 3]
     assert len(written["pairs"]) == 4
     assert {pair["groups"][0] for pair in written["pairs"]} == {"age", "race"}
+
+
+def test_the_page_of_a_result_has_its_heads_and_pairs():
+    page = evaluate(made(power=0.5), pictures=4).page()
+    assert [section.kind for section in page.sections] == ["tables", "attention_gap", "headmap", "attention_gap"]
+    assert len(page.sections[-1].pairs) == 4
+    assert page.verdict[0].tone == "note"
+    render(page)
 
 
 def test_pairs_of_both_data_sets():

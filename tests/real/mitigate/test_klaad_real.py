@@ -5,7 +5,7 @@ import torch
 
 from fairhead.language import load_scorer
 from fairhead.language.attention_reading import read_gaps
-from fairhead.language.benchmarks.attention_gap import BENCHMARK, EQUAL, sentence_pairs, table
+from fairhead.language.benchmarks.attention_gap import BENCHMARK, EQUAL, Options, sentence_pairs, study, table
 from fairhead.language.benchmarks.crows_pairs import read_crows_pairs
 from fairhead.mitigate.klaad import KLAAD
 from fairhead.mitigate.language_trainer import LanguageTrainer
@@ -49,11 +49,13 @@ def test_attention_parts_ways_on_the_words_that_differ_more_often_than_by_chance
     scorer = load_scorer(real_model("tinystories-15m"), device="cpu", dtype="float32")
     pairs = sentence_pairs(read_crows_pairs(real_data("crows_pairs")))[:120]
     gaps = read_gaps(scorer, pairs)
-    gap = BENCHMARK.result(table(gaps), Resampling(n_boot=200), reading=gaps)
+    how = Resampling(n_boot=200)
+    gap = BENCHMARK.result(table(gaps), how)
     assert gap["above_chance"].low > 0
     assert gap["above_chance", EQUAL].n > 30
-    assert gap.more["tests"]["above_chance"]["p"] < 1e-6
-    assert gap.more["tests"]["gap_difference"]["p_permutation"] < 0.01
+    tests = study(gaps, Options(), how)["tests"]
+    assert tests["above_chance"]["p"] < 1e-6
+    assert tests["gap_difference"]["p_permutation"] < 0.01
 
 
 def test_pairs_of_bbq_swap_people_and_keep_templates_apart(real_data):

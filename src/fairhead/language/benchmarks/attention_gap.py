@@ -9,7 +9,8 @@ of bias.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
@@ -42,6 +43,7 @@ from fairhead.stats.paired import permutation_p
 if TYPE_CHECKING:
     from fairhead.language.attention_reading import PairGaps
     from fairhead.report.page import Sentence
+    from fairhead.report.sections import Section
     from fairhead.report.sections.plain import PlainTables
 
 EQUAL, UNEQUAL = "equal length", "unequal length"
@@ -90,12 +92,10 @@ def table(gaps: "PairGaps", layer: int = -1) -> ItemTable:
     )
 
 
-def study(
-    result: BenchmarkResult, gaps: "PairGaps", options: Options, how: Resampling, n_perm: int = 2000
-) -> BenchmarkResult:
-    """Add what a table does not hold: tests, every layer, every head, and single pairs.
+def study(gaps: "PairGaps", options: Options, how: Resampling, n_perm: int = 2000) -> dict[str, Any]:
+    """What a table does not hold: tests, every layer, every head, and single pairs.
 
-    Added by name are `layer`, the layer that the estimates and tests are of; `tests` of "above_chance" and
+    By name: `layer`, the layer that the estimates and tests are of; `tests` of "above_chance" and
     "gap_difference" over all pairs, by Student's t and against spans moved elsewhere in each sentence; `layers`, every
     layer's gaps, averaged over heads; `heads`, [layers][heads] each, how much more often than by chance a head's
     largest gap is on the span; and `pairs`: single pairs, token by token, those with the largest gap relative to the
@@ -111,7 +111,7 @@ def study(
     grids = {"value": heads.value, "low": heads.low, "high": heads.high, "p_adjusted": adjusted}
     by_chance = _shifted(gaps, layer, n_perm, how.seed)
     observed = {"above_chance": hit[:, layer] - chance, "gap_difference": on[:, layer] - off[:, layer]}
-    more = {
+    return {
         "layer": layer,
         "tests": {name: _tested(v, clusters, by_chance[name]) for name, v in observed.items()},
         "layers": [{"layer": i, **dict(zip(names, row, strict=True))} for i, row in enumerate(by_layer.tolist())],
@@ -121,7 +121,6 @@ def study(
         },
         "pairs": [_picture(gaps, i, layer) for i in _telling(gaps, layer, options.pictures)],
     }
-    return replace(result, more=more)
 
 
 def _number(gaps: "PairGaps", layer: int) -> int:
@@ -193,7 +192,7 @@ _CAREFUL = (
 )
 
 
-def verdict(gap: BenchmarkResult) -> "list[Sentence]":
+def verdict(gap: BenchmarkResult, level: float) -> "list[Sentence]":
     """What was found, in sentences with a tone."""
     from fairhead.report.page import Sentence
 
@@ -222,8 +221,10 @@ def _figure(estimate: Estimate) -> str:
     return f"{number(estimate.value, 5)}{interval}"
 
 
-def report(gap: BenchmarkResult, model: str, level: float = 0.95) -> dict[str, Any]:
-    """A report of the form `fairhead.report/1`."""
+def page_sections(gap: BenchmarkResult, level: float) -> "list[Section]":
+    """How often the largest gap is on the words that differ, by kind of bias, layer and head; and single pairs."""
+    from fairhead.report.sections import Section
+
     categories = [
         {"name": e.group_by or "all pairs", "value": e.value, "low": e.low, "high": e.high, "n": e.n}
         for e in gap.estimates
@@ -240,41 +241,34 @@ def report(gap: BenchmarkResult, model: str, level: float = 0.95) -> dict[str, A
         {"caption": f"{caption}, by layer", **shares, "points": layers},
     ]
     heads = gap.more["heads"]
-    return {
-        "schema": "fairhead.report/1",
-        "title": f"Attention gap of {model}",
-        "question": "Two sentences differ in the words that carry a stereotype. Where does the attention to "
-        "their tokens differ?",
-        "verdict": verdict(gap),
-        "sections": [
-            {
-                "kind": "attention_gap",
-                "title": "How often the largest gap is on the words that differ",
-                "text": f"Intervals hold at {level:.0%}. Pairs of equal length are those whose tokens correspond one "
-                "by one.",
-                "panels": panels,
-                "pairs": [],
-            },
-            {
-                "kind": "headmap",
-                "title": "By head",
-                "text": "How much oftener than by chance the head's own largest gap is on the words that differ.",
-                "measure": "above chance",
-                "unit": "fraction",
-                "values": heads["value"],
-                **{name: heads[name] for name in ("low", "high", "p_adjusted")},
-                "selected": [],
-            },
-            {
-                "kind": "attention_gap",
-                "title": "Single pairs, token by token",
-                "text": "Pairs whose largest gap stands out most, of each kind of bias in turn: not a sample.",
-                "panels": [],
-                "pairs": [dict(picture) for picture in gap.more["pairs"]],
-            },
-        ],
-        "provenance": dict(gap.provenance),
-    }
+    found: list[dict[str, Any]] = [
+        {
+            "kind": "attention_gap",
+            "title": "How often the largest gap is on the words that differ",
+            "text": f"Intervals hold at {level:.0%}. Pairs of equal length are those whose tokens correspond one by "
+            "one.",
+            "panels": panels,
+            "pairs": [],
+        },
+        {
+            "kind": "headmap",
+            "title": "By head",
+            "text": "How much oftener than by chance the head's own largest gap is on the words that differ.",
+            "measure": "above chance",
+            "unit": "fraction",
+            "values": heads["value"],
+            **{name: heads[name] for name in ("low", "high", "p_adjusted")},
+            "selected": [],
+        },
+        {
+            "kind": "attention_gap",
+            "title": "Single pairs, token by token",
+            "text": "Pairs whose largest gap stands out most, of each kind of bias in turn: not a sample.",
+            "panels": [],
+            "pairs": gap.more["pairs"],
+        },
+    ]
+    return [Section.from_json(one, one["title"]) for one in found]
 
 
 def shown(gap: BenchmarkResult, level: float) -> "PlainTables":
@@ -308,7 +302,7 @@ def _measure(work: Work) -> Measured:
 
     how = {"average": work.options.average, "start_token": work.options.counts_start_token}
     gaps = read_gaps(work.scorer, sentence_pairs(work.items), **how, progress=work.progress)
-    return Measured(table(gaps, work.options.layer), reading=gaps)
+    return Measured(table(gaps, work.options.layer), more=partial(study, gaps, work.options))
 
 
 BENCHMARK = Benchmark(
@@ -333,7 +327,6 @@ BENCHMARK = Benchmark(
         Measure.mean("gap_elsewhere", lambda found: found.column("off")),
         Measure.mean("gap_difference", lambda found: found.column("on") - found.column("off"), 0.0),
     ),
-    finish=lambda result, gaps, options, how: result if gaps is None else study(result, gaps, options, how),
     labels={
         "above_chance": Label(
             "above chance", "how much oftener than by chance attention differs most on the words that differ"
@@ -353,9 +346,9 @@ BENCHMARK = Benchmark(
             "not significant": "the change of the attention gap is not significant",
         }
     },
-    sentences=lambda result, level: [sentence.text for sentence in verdict(result)],
+    sentences=verdict,
     shown=shown,
-    report=report,
+    page_sections=page_sections,
     explains="""The gap of a token is how far apart the attention that it gets is in the two sentences of a pair,
 averaged over heads and queries. Reported: how often the largest gap is on the words that differ, against chance; the
 mean gap there and elsewhere; by kind of bias, layer and head; single pairs token by token.""",

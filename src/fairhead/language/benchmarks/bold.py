@@ -233,7 +233,7 @@ def measures(found: ItemTable) -> list[Measure]:
     return made
 
 
-def _finish(result: BenchmarkResult, reading: Any, options: Any, how: Resampling) -> BenchmarkResult:
+def _correct(result: BenchmarkResult) -> BenchmarkResult:
     """The p-values of disparities are corrected for their number (Holm)."""
     tested = [i for i, e in enumerate(result.estimates) if "p" in e.detail]
     adjusted = adjust([float(result.estimates[i].detail["p"]) for i in tested], "holm")
@@ -361,7 +361,7 @@ BENCHMARK = Benchmark(
     ready=_ready,
     beside={"lexicons": "lexicons"},
     measures=measures,
-    finish=_finish,
+    correct=_correct,
     labels=_LABELS,
     headlines=_headlines,
     by_category=_by_category,
