@@ -10,7 +10,7 @@ To read it all, start with the answer and go down:
 1. `locate_settings` (what a user sets), `engine` (choose, confirm, edit), `question` (what it asks for);
 2. `head_maps` (gaps per head with their errors), `studies` (edits beside random heads);
 3. `streams` and `decompose` (outputs as sums of heads), `head_features` (kept in one pass; TextSpan);
-4. `edits` (what is put in a head's place), `passes` (forward passes with it), `gains`, `target` (the cheapest edit);
+4. `edits` (what is put in a head's place), `passes` (forward passes with it), `gains` (learned edits);
 5. groups: `rows`, `prompts`, `directions` (classes and concepts), `gap_question`, `gap_words` (its report);
 6. pairs: `pair_rows`, `log_odds`, `pair_question`;
 7. `session` (from settings to a question), `located` (the report), `live` (`fairhead view`).

@@ -15,9 +15,9 @@ from made_towers import tokenizer
 from PIL import Image
 
 from fairhead.cli import main
+from fairhead.locate.engine import find_dose
 from fairhead.locate.locate_settings import Source
 from fairhead.locate.session import open_session
-from fairhead.locate.target import find_dose
 
 GENDERS, AGES = ("Female", "Male"), ("20-29", "30-39", "50-59")
 

@@ -14,6 +14,7 @@ from fairhead.errors import InputError
 from fairhead.locate.decompose import Decomposer
 from fairhead.locate.directions import classifier_task, concept_from_images
 from fairhead.locate.edits import HeadEdits
+from fairhead.locate.engine import find_dose, group_aware_gains
 from fairhead.locate.gains import _contrast, _Objective, learn_gains, learn_group_aware_gains
 from fairhead.locate.gap_question import GapQuestion
 from fairhead.locate.head_features import collect
@@ -21,7 +22,6 @@ from fairhead.locate.head_maps import Head, group_cells
 from fairhead.locate.locate_settings import LocatePlan
 from fairhead.locate.passes import RowPasses
 from fairhead.locate.rows import SURE, Evaluation, halves_of
-from fairhead.locate.target import find_dose, group_aware_gains
 
 
 def batches_of(pixels, size=100):

@@ -8,13 +8,12 @@ from made_vit import PLANTED, pictures, planted_vit
 
 from fairhead.locate.decompose import Decomposer
 from fairhead.locate.directions import classifier_task, concept_from_images
-from fairhead.locate.engine import locate
+from fairhead.locate.engine import find_dose, locate
 from fairhead.locate.gap_question import GapQuestion
 from fairhead.locate.head_features import collect
 from fairhead.locate.locate_settings import LocatePlan
 from fairhead.locate.passes import RowPasses
 from fairhead.locate.rows import Evaluation
-from fairhead.locate.target import find_dose
 from fairhead.report import render
 
 CARD = f"#card-L{PLANTED[0]}H{PLANTED[1]}"
