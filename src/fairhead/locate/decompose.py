@@ -117,6 +117,7 @@ class Decomposer:
         # Each once: many paths go through the same one.
         self._norms = {norm: norm.module for path in paths for norm in path.norms if norm.module is not None}
         self.head_dim = self.maps.shape[-1]
+        self.n_others = self.n_layers + 1 + isinstance(self.pool, AttentionPool)  # the embedding, MLPs, and a pool's
         self.width = self.maps.shape[-2]
         self._checked = False
 

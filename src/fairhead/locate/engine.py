@@ -83,8 +83,7 @@ def answer(
         rows = question.rows
         positive = rows.classes[rows.positive] if isinstance(rows, Evaluation) else None
         same = replace(source, model=source.against, against=None, evidence=positive, beside=None)
-        folder = None if features is None else f"{features}-against"
-        other = open_question(same, replace(plan, rank="gap", forward=False, kinds=None), folder, progress)
+        other = open_question(same, replace(plan, rank="gap", forward=False, kinds=None), features, progress)
         found = replace(found, against=compare_models(question, other, name_of(source.against), plan.level))
     if chosen_on is not None:
         moved = chosen_on != found.half_sha256

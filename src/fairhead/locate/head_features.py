@@ -1,8 +1,8 @@
 """One pass over the data, kept: every head's z by row, its moments, and the texts that span what it writes.
 
 A row costs (layers × heads × d + M × d') numbers, whatever the number of tokens: 65 kB for CLIP B/16. Moments are sums
-by cell, so that batches, processes and resumed runs simply add up. Rows are kept in memory, or in a folder, where they
-are written as they are made: a run that was stopped goes on there, and a later one reads them.
+by cell, so that batches, processes and resumed runs simply add up. Rows are kept in memory, or in a folder as
+`cached_array` keeps what is computed once: a run that was stopped goes on there, and a later one reads them.
 
 TextSpan chooses texts greedily, by the variance they explain. The published algorithm works on the rows: n × d' numbers
 a head. Everything it asks of them is a quadratic form of their second moments, so it runs on those alone, in the head's
@@ -10,12 +10,10 @@ own d dimensions, with the same texts chosen; and as it removes each chosen text
 product of the pool with a vector.
 """
 
-import json
 import os
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -24,7 +22,7 @@ from scipy import stats
 
 from fairhead.errors import InputError
 from fairhead.locate.head_maps import Head
-from fairhead.store import locked, reading, whole_file, write_json, writing
+from fairhead.train.features import cached_array, key_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,12 +35,8 @@ Rows = NDArray[np.float32]
 Blocks = Callable[[int], Iterable[Mapping[str, NDArray[Any]]]]
 Arrays = dict[str, NDArray[Any]]
 Progress = Callable[[int, int], None] | None
-SCHEMA = "fairhead.features/1"
-_NOTES = "features.json"
-_CUT = "holds features that are cut short: remove the folder"
 _CHUNK = 512
 _NOTHING = 1e-8  # what is left of a text once it is explained, as a share of the longest
-_ARRAYS = ("heads", "others", "output", "scale")
 
 
 class Pooled(NamedTuple):
@@ -156,102 +150,51 @@ def collect(
     **kept: Any,  # folder, identity and progress, as `keep_rows` takes them
 ) -> Features:
     """Run a model over n rows and keep their terms."""
+    layers, heads, width, d = decomposer.maps.shape
+    shapes = {"heads": (layers, heads, d), "others": (decomposer.n_others, width), "output": (width,)}
+    row = np.dtype([(name, np.float32, shape) for name, shape in {**shapes, "scale": (layers,)}.items()])
 
     def blocks(start: int) -> Iterator[Mapping[str, Rows]]:
         for batch in batches(start):
             terms = decomposer(batch)
             one = terms.output.new_ones(len(terms.output), decomposer.n_layers)
             made = (terms.heads, terms.others, terms.output, one if terms.scale is None else terms.scale)
-            yield {name: x.float().cpu().numpy() for name, x in zip(_ARRAYS, made, strict=True)}
+            yield {name: x.float().cpu().numpy() for name, x in zip(row.names or (), made, strict=True)}
 
-    return Features(**keep_rows(blocks, _ARRAYS, n, **kept), maps=decomposer.maps.float().cpu().numpy())
+    return Features(**keep_rows(blocks, row, n, **kept), maps=decomposer.maps.float().cpu().numpy())
 
 
 def keep_rows(
     blocks: Blocks,
-    names: Iterable[str],  # of the arrays
+    row: np.dtype[Any],  # the arrays by name, with the type and the shape of a row of each
     n: int,  # rows in all
     *,
     folder: str | os.PathLike[str] | None = None,  # where to write them; None keeps them in memory
-    # What the rows are (model, data, ids): arrays of something else in the folder are refused
-    identity: Mapping[str, Any] | None = None,
+    identity: Mapping[str, Any] | None = None,  # what the rows are (model, data, ids): the folder may hold others, too
     progress: Progress = None,  # called with (rows done, n)
 ) -> Arrays:
-    """Make arrays of n rows, or read those that the folder has: each [n, ...]."""
+    """Make arrays of n rows, or take those that the folder has: each [n, ...]."""
+
+    def fill(arrays: Any, done: int) -> Iterator[int]:
+        for block in blocks(done):
+            size = len(next(iter(block.values())))
+            for name, rows in block.items():
+                arrays[name][done : done + size] = rows
+            done += size
+            yield done
+            if progress is not None:
+                progress(done, n)
+        if done != n:
+            raise InputError(f"{done} rows came where {n} were announced")
+
+    names = row.names or ()
     if folder is None:
-        return _filled(blocks, n, None, {"done": 0}, progress)
-    path = Path(folder)
-    plain = json.loads(json.dumps(dict(identity or {}), default=str))  # as it will be read back
-    # Whoever comes second waits, and then reads what the first has written; a folder that is read-only has all of it.
-    read_only = path.is_dir() and not os.access(path, os.W_OK)
-    with nullcontext() if read_only else locked(path, wait=True):
-        notes = _noted(path, {"schema": SCHEMA, "n": n, "identity": plain, "done": 0})
-        if notes["done"] < n:
-            _filled(blocks, n, path, notes, progress)
-    with reading(path, _CUT):
-        return {name: np.load(path / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in names}
-
-
-def _filled(blocks: Blocks, n: int, path: Path | None, notes: Mapping[str, Any], progress: Progress) -> Arrays:
-    arrays: Arrays = {}
-    start = done = notes["done"]
-    for block in blocks(done):
-        size = len(next(iter(block.values())))
-        for name, rows in block.items():
-            if name not in arrays:
-                shape = n, *rows.shape[1:]
-                if path is None:
-                    arrays[name] = np.empty(shape, rows.dtype)
-                else:
-                    arrays[name] = _opened(path / f"{name}.npy", shape, rows.dtype, start > 0)
-            arrays[name][done : done + size] = rows
-        done += size
-        if path is not None:
-            for array in arrays.values():
-                if isinstance(array, np.memmap):
-                    array.flush()
-            write_json(path / _NOTES, {**notes, "done": done})
-        if progress is not None:
-            progress(done, n)
-    if done != n:
-        raise InputError(f"{done} rows came where {n} were announced")
-    return arrays
-
-
-def _opened(file: Path, shape: tuple[int, ...], dtype: Any, resumed: bool) -> NDArray[Any]:
-    if resumed:
-        with reading(file, _CUT):  # opened to be written to, a file that is cut short would get zeros
-            if np.load(file, mmap_mode="r", allow_pickle=False).shape != shape:
-                raise KeyError
-    with writing(file):
-        if not resumed:
-            with whole_file(file) as part:
-                made = np.lib.format.open_memmap(part, mode="w+", dtype=dtype, shape=shape)
-                if hasattr(os, "posix_fallocate"):  # a full disk is an error here, and would kill the process later
-                    with open(part, "r+b") as handle:
-                        os.posix_fallocate(handle.fileno(), 0, made.offset + made.nbytes)
-        return np.lib.format.open_memmap(file, mode="r+", dtype=dtype, shape=shape)
-
-
-def _noted(path: Path, fresh: dict[str, Any]) -> dict[str, Any]:
-    """How far an earlier run came, or a fresh start."""
-    file = path / _NOTES
-    if not file.exists():
-        return fresh
-    with reading(file, "cannot be read as JSON; remove the folder"):
-        found = json.loads(file.read_text(encoding="utf-8"))
-    counts = [found.get(name) for name in ("done", "n")] if isinstance(found, dict) else []
-    if not counts or found.get("schema") != SCHEMA or not all(type(count) is int for count in counts):
-        raise InputError(f"{file} is not of the form {SCHEMA}; remove the folder")
-    if not 0 <= found["done"] <= found["n"]:
-        raise InputError(f"{file} has {found['done']} of {found['n']} rows; remove the folder")
-    if {**found, "done": 0} != fresh:
-        different = [key for key in ("n", "identity") if found.get(key) != fresh[key]]
-        raise InputError(
-            f"{path} holds features of something else ({', '.join(different) or 'another version'} differ); give "
-            "another folder, or remove it"
-        )
-    return dict(found)
+        arrays: Arrays = {name: np.empty((n, *row[name].shape), row[name].base) for name in names}
+        deque(fill(arrays, 0), maxlen=0)
+        return arrays
+    about = dict(identity or {})
+    array = cached_array(folder, key_of(str(row), n, about), (n,), row, fill, about)
+    return {name: array[name] for name in names}
 
 
 class Spanned(NamedTuple):

@@ -88,15 +88,14 @@ def take_apart(
     """Read pairs and take their log-odds apart."""
     texts, reader = _texts(scorer, pairs), _Reader(scorer)
     digest = hashlib.sha256("\n".join(f"{t.id} {t.digest}" for t in pairs.texts).encode()).hexdigest()
-    names = [field.name for field in fields(PairTerms)]
 
     def blocks(start: int) -> Iterator[Mapping[str, NDArray[Any]]]:
         for at in range(start, len(pairs), _BLOCK):
             terms = reader.read(texts[2 * at : 2 * (at + _BLOCK)])
-            yield {name: getattr(terms, name) for name in names}
+            yield {field.name: getattr(terms, field.name) for field in fields(terms)}
 
     identity = {"texts": digest, **scorer.settings()}
-    return PairTerms(**keep_rows(blocks, names, len(pairs), folder=folder, identity=identity, progress=progress))
+    return PairTerms(**keep_rows(blocks, reader.row, len(pairs), folder=folder, identity=identity, progress=progress))
 
 
 def encoded_texts(scorer: Scorer, pairs: TextPairs) -> list[TokenSequence]:
@@ -139,12 +138,17 @@ class _Reader:
         # From a direction of the output to the heads' own outputs, a layer's heads side by side: [L, D, H · d].
         self._maps = self._decomposer.maps.permute(0, 2, 1, 3).flatten(2).contiguous()
         self._checked = False
-
-    def read(self, texts: Sequence[_Text]) -> PairTerms:
         layers, heads = self._decomposer.n_layers, self._decomposer.n_heads
         shapes = {"log_odds": (), "heads": (layers, heads), "others": (layers + 1,), "constant": (), "rest": ()}
-        sums = {name: torch.zeros(len(texts) // 2, *shape, dtype=torch.float64) for name, shape in shapes.items()}
-        sums["readers"] = torch.zeros(len(texts) // 2, layers, heads, self._decomposer.head_dim)
+        of_pair = [(name, np.float64, shape) for name, shape in shapes.items()]
+        # What is kept of a pair, by the fields of `PairTerms`
+        self.row = np.dtype([*of_pair, ("readers", np.float32, (layers, heads, self._decomposer.head_dim))], align=True)
+
+    def read(self, texts: Sequence[_Text]) -> PairTerms:
+        sums = {
+            name: torch.from_numpy(np.zeros((len(texts) // 2, *self.row[name].shape), self.row[name].base))
+            for name in self.row.names or ()
+        }
         for batch in self._scorer.planned([text.sequence for text in texts]):
             with quiet(self._scorer.model):
                 pairs, found = self._batch(batch, texts)

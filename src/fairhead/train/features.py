@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 from torch import Tensor, nn
 
 from fairhead.data.images import Images
@@ -63,10 +63,10 @@ def key_of(*parts: Any) -> str:
 
 
 def cached_array(
-    folder: Path | str,  # of the whole cache
+    folder: str | os.PathLike[str],  # of the whole cache
     key: str,  # of this array, such as `key_of(...)`
     shape: tuple[int, ...],
-    dtype: str,  # numpy's name of its type
+    dtype: DTypeLike,  # numpy's type of its rows, or the name of that
     fill: Fill,  # is given the array and how many rows are written already, in an order of its own, and writes the rest
     about: Mapping[str, Any] | None = None,  # anything worth keeping in the manifest
 ) -> NDArray[Any]:
@@ -75,8 +75,8 @@ def cached_array(
     Several processes may ask for the same array at once: one makes it, the others wait.
     Writing to the array changes this process's copy only, never the file.
     """
-    entry, size = Path(folder, key), math.prod(shape) * np.dtype(dtype).itemsize
-    manifest = {"schema": "fairhead.cache/1", "shape": list(shape), "dtype": dtype}
+    entry, of, size = Path(folder, key), np.dtype(dtype), math.prod(shape) * np.dtype(dtype).itemsize
+    manifest = {"schema": "fairhead.cache/1", "shape": list(shape), "dtype": str(of)}
 
     def is_whole() -> bool:
         try:
@@ -86,19 +86,20 @@ def cached_array(
             return False
 
     if not is_whole():  # what is whole stays as it is, and may lie in a folder that is read-only
-        made_folder(folder, "name another in $FAIRHEAD_CACHE")
+        made_folder(folder, "give another folder, or name the cache in $FAIRHEAD_CACHE")
         with locked(folder, wait=True, name=f"{key}.lock"):
             settled(entry)
             for part in Path(folder).glob("*.part"):
                 with suppress(OSError):  # another process may remove it, too
-                    if part.name != f"{key}.part" and time.time() - part.stat().st_mtime > _KEPT:
+                    own = part.name != f"{key}.part" and (part / _PROGRESS).is_file()
+                    if own and time.time() - part.stat().st_mtime > _KEPT:
                         shutil.rmtree(part)
             if not is_whole():
                 with whole_folder(entry, _PROGRESS) as unfinished:
-                    _fill_file(unfinished, shape, np.dtype(dtype), fill)
+                    _fill_file(unfinished, shape, of, fill)
                     write_json(unfinished / "manifest.json", {**manifest, "about": dict(about or {})})
     # "c": copy on write. Torch needs writable arrays, and the cache must not change.
-    return np.memmap(entry / "data.bin", dtype=dtype, mode="c", shape=shape)
+    return np.memmap(entry / "data.bin", dtype=of, mode="c", shape=shape)
 
 
 def _fill_file(folder: Path, shape: tuple[int, ...], dtype: np.dtype[Any], fill: Fill) -> None:

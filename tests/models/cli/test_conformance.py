@@ -464,32 +464,20 @@ def test_more_than_can_be_trained_is_refused_before_any_work(refused):
         assert told in refused([*words, f"--model-option={option}"])
 
 
-def test_features_are_read_from_a_read_only_folder_and_refused_where_they_are_cut_short(refused, monkeypatch):
+def test_features_are_read_from_a_read_only_folder_and_made_again_where_they_are_cut_short(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
     words = call("locate", "--features", "kept")
     main(words)
-    Path("kept", ".lock").unlink()
+    (entry,) = (path for path in Path("kept").iterdir() if path.is_dir())
+    whole = (entry / "data.bin").read_bytes()
     with monkeypatch.context() as patch:  # root may write to any folder
-        patch.setattr("fairhead.locate.head_features.os.access", lambda path, mode: False)
+        patch.setattr("fairhead.train.features.made_folder", pytest.fail)
         main(words)
-    assert not Path("kept", ".lock").exists()
-    noted = json.loads(Path("kept", "features.json").read_text())
-    for done in (None, "x", -1, True, noted["n"] + 1):
-        Path("kept", "features.json").write_text(json.dumps({**noted, "done": done}))
-        assert "remove the folder" in refused(words)
-    Path("kept", "features.json").write_text(json.dumps(noted))
-    for file in ("features.json", "heads.npy"):
-        whole = Path("kept", file).read_bytes()
-        for size in (0, len(whole) // 2):
-            Path("kept", file).write_bytes(whole[:size])
-            assert "remove the folder" in refused(words)
-        Path("kept", file).write_bytes(whole)
-    Path("kept", "features.json").write_text(json.dumps({**noted, "done": 5}))  # a run that was stopped
-    whole = Path("kept", "heads.npy").read_bytes()
-    for cut in (whole[: len(whole) // 2], b""):
-        Path("kept", "heads.npy").write_bytes(cut)
-        assert "remove the folder" in refused(words)
-    Path("kept", "heads.npy").unlink()
-    assert "heads.npy cannot be read: No such file" in refused(words)
+    for file in ("manifest.json", "data.bin"):
+        path = entry / file
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+        main(words)
+        assert (entry / "data.bin").read_bytes() == whole
 
 
 def test_a_pipe_within_a_folder_is_refused(refused, tmp_path):

@@ -550,8 +550,20 @@ def test_another_model_is_shown_beside(located, clip, faces, capsys, tmp_path) -
     main(["ablate", "--model", str(clip), *common(faces), *edit])
     tokenizer().save_pretrained(tmp_path / "b")
     capsys.readouterr()
-    quick = ["--n-boot", "100", "--draws", "2", "--rank", "gap", "--out", str(tmp_path)]
+    quick = [
+        "--n-boot",
+        "100",
+        "--draws",
+        "2",
+        "--rank",
+        "gap",
+        "--out",
+        str(tmp_path),
+        "--features",
+        str(tmp_path / "f"),
+    ]
     main(["locate", "--model", str(clip), "--against", str(tmp_path / "b"), *common(faces), *quick])
+    assert sum(path.is_dir() for path in (tmp_path / "f").iterdir()) == 2, "each has terms of its own"
     assert "Heads whose direct contribution differs most" in capsys.readouterr().out
     against = json.loads((tmp_path / "headmap.json").read_text())["against"]
     assert np.allclose(np.array(against["theirs"]["values"])[1, :2], 0, atol=1e-6)

@@ -1,7 +1,5 @@
 """Moments and features: exact, additive over batches and processes, resumed where they stopped."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -65,28 +63,47 @@ def test_a_heads_own_output_is_what_enters_the_projection(model, images) -> None
     np.testing.assert_allclose(features.outputs()[:, 1].reshape(N, -1), seen["x"].numpy(), rtol=1e-4, atol=1e-6)
 
 
-def test_a_stopped_run_goes_on_where_it_was(model, images, tmp_path) -> None:
-    decomposer, folder = Decomposer(model), tmp_path / "features"
+def test_a_stopped_run_goes_on_where_it_was(model, images, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("fairhead.train.features._EVERY", 0.0)
+    decomposer, kept = Decomposer(model), {"folder": tmp_path / "features", "identity": {"ids": "a"}}
     with pytest.raises(KeyboardInterrupt):
-        collect(decomposer, batches_of(images, 3, stop_after=2), N, folder=folder, identity={"ids": "a"})
+        collect(decomposer, batches_of(images, 3, stop_after=2), N, **kept)
     calls: list[int] = []
-    resumed = collect(decomposer, batches_of(images, 3, calls), N, folder=folder, identity={"ids": "a"})
+    resumed = collect(decomposer, batches_of(images, 3, calls), N, **kept)
     assert calls == [6, 9]
     fresh = collect(decomposer, batches_of(images, 5), N)
-    for name in ("heads", "others", "output", "scale", "maps"):
-        np.testing.assert_allclose(getattr(resumed, name), getattr(fresh, name), atol=1e-5)
+    assert_equal(resumed, fresh)
+    # Of something else, there are others in the same folder.
     calls.clear()
-    collect(decomposer, batches_of(images, 3, calls), N, folder=folder, identity={"ids": "a"})
+    assert_equal(collect(decomposer, batches_of(-images, 3, calls), N, **{**kept, "identity": {"ids": "b"}}),
+                 collect(decomposer, batches_of(-images, 5), N))  # fmt: skip
+    assert calls == [0, 3, 6, 9]
+    calls.clear()
+    assert_equal(collect(decomposer, batches_of(images, 3, calls), N, **kept), fresh)
     assert calls == []
-    with pytest.raises(InputError, match="something else \\(identity differ"):
-        collect(decomposer, batches_of(images, 3), N, folder=folder, identity={"ids": "b"})
 
 
-def test_broken_folders_are_refused(model, images, tmp_path) -> None:
-    for notes, why in (("{", "cannot be read"), (json.dumps({"schema": "other"}), "is not of the form")):
-        (tmp_path / "features.json").write_text(notes)
-        with pytest.raises(InputError, match=why):
-            collect(Decomposer(model), batches_of(images, 3), N, folder=tmp_path)
+def assert_equal(one, other) -> None:
+    for name in ("heads", "others", "output", "scale", "maps"):
+        np.testing.assert_allclose(getattr(one, name), getattr(other, name), atol=1e-5)
+
+
+@pytest.mark.parametrize("file", ["manifest.json", "data.bin"])
+@pytest.mark.parametrize("share", [0, 0.5])
+def test_features_that_are_cut_short_are_made_again(model, images, tmp_path, file, share) -> None:
+    calls: list[int] = []
+    collect(Decomposer(model), batches_of(images, 3, calls), N, folder=tmp_path)
+    (path,) = tmp_path.rglob(file)
+    path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
+    again = collect(Decomposer(model), batches_of(images, 3, calls), N, folder=tmp_path)
+    assert_equal(again, collect(Decomposer(model), batches_of(images, 5), N))
+    assert calls == 2 * [0, 3, 6, 9]
+
+
+def test_a_number_of_rows_other_than_announced_is_refused(model, images, tmp_path) -> None:
+    for folder in (None, tmp_path):
+        with pytest.raises(InputError, match="11 rows came where 12 were announced"):
+            collect(Decomposer(model), batches_of(images, 3), N + 1, folder=folder)
 
 
 @settings(max_examples=25)
