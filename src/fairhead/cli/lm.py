@@ -27,7 +27,7 @@ has the format of a suite (`fairhead lm suite`), so `fairhead lm compare` accept
 
 With several GPUs, `accelerate launch --num_processes 4 -m fairhead lm ...` divides the texts among them. If a model
 is too large for one GPU, `--device-map auto` spreads it over several. An 8B model (Llama 3.1) in bfloat16 takes 20 GB
-(estimated by `fairhead.language.peak_memory.scoring_memory`), or 12 GB with `--load-in 8bit`.
+(estimated by `fairhead.language.loading.scoring_memory`), or 12 GB with `--load-in 8bit`.
 """
 _ELSEWHERE = """
 You can generate texts on one machine and measure them on another:

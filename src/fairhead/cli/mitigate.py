@@ -87,7 +87,7 @@ lists the training terms, so that `fairhead lm` leaves them out when it scores t
 
 **Memory**: an 8B model (Llama 3.1) with 2,048 tokens per step takes 20 GB with `--lora 16 --precision bf16
 --gradient-checkpointing`, and 166 GB if all weights are trained (estimated by
-`fairhead.language.peak_memory.training_memory`). `--accumulate` splits a batch, and `accelerate launch
+`fairhead.language.loading.training_memory`). `--accumulate` splits a batch, and `accelerate launch
 --num_processes 4 -m fairhead mitigate ...` divides it among four GPUs.
 
 **Examples**

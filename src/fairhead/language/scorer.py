@@ -5,10 +5,16 @@ tokens that lead to it and no others, and positions count along its own branch. 
 is thus computed once, without a cache to copy, and only the tokens that predict scored ones reach the vocabulary.
 A model that cannot read trees (recurrent ones, position biases of its own) is found out by a trial and given plain
 rows.
+
+vLLM reads texts with an engine of its own (`VLLMScorer`); tokens, start tokens, journals and benchmarks are the same.
+fairhead does not depend on vLLM, which pins a version of torch: install it into an environment of its own.
 """
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -16,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from fairhead.errors import InputError
+from fairhead.errors import InputError, UnsupportedModel
 from fairhead.language.answers import Answers, Journal, Progress, Request, Score, refuse_duplicates
 from fairhead.language.packing import (
     Convention,
@@ -42,11 +48,13 @@ from fairhead.language.row_layout import (
     vocabulary_of,
     window_of,
 )
+from fairhead.models.attached import weight_files
 from fairhead.models.load import weights_digest
 from fairhead.train.step import say_once
 
 # Tokens a row by default. Attention within a row costs its length squared, which a GPU minds less than many rows.
 _ROW_TOKENS = {"cpu": 128, "cuda": 256}
+_AT_ONCE = 512  # texts between two lines of progress of vLLM, which makes batches of them as its memory allows
 Values = NDArray[np.float64]
 
 
@@ -237,3 +245,49 @@ def _refuse_infinite(values: Values, name: str) -> None:
             f"request {name!r}: the log-probability of token {bad + 1} of {len(values)} is {values[bad]}. "
             "Are the weights damaged, or is the precision too low? Try float32"
         )
+
+
+@dataclass
+class VLLMScorer(Scorer):
+    """Scores texts by vLLM. Its `model` is the engine: attention cannot be read, and it does not continue prompts."""
+
+    model: Any  # `vllm.LLM`
+    folder: Path = Path()  # with the weights
+
+    def __post_init__(self) -> None:
+        self.check_start()
+        config = self.model.llm_engine.model_config
+        self.dtype = config.dtype
+        self.device = "chosen by vLLM"
+        self.vocabulary = config.get_vocab_size()
+        self.context = config.max_model_len - 1  # the engine always continues a text, by one token at least
+
+    def _read(self, sequences: Sequence[TokenSequence]) -> Iterator[list[tuple[int, Values]]]:
+        how = import_module("vllm").SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
+        for begin in range(0, len(sequences), _AT_ONCE):
+            part = [(list(map(int, s.tokens)), s.scored_from) for s in sequences[begin : begin + _AT_ONCE]]
+            read = self.model.generate([{"prompt_token_ids": ids} for ids, _ in part], how, use_tqdm=False)
+            yield [
+                (begin + k, np.array([by_token[token].logprob for token, by_token in pairs[first:]], dtype=np.float64))
+                for k, ((ids, first), found) in enumerate(zip(part, read, strict=True))
+                for pairs in [list(zip(ids, found.prompt_logprobs, strict=True))]
+            ]
+
+    @property
+    def attending(self) -> nn.Module:
+        """There is none."""
+        raise UnsupportedModel("vLLM only scores texts here: to read attention or to generate, leave --engine vllm out")
+
+    def settings(self) -> dict[str, Any]:
+        """What a score depends on besides its texts."""
+        digest = hashlib.blake2b(digest_size=16)
+        for path in weight_files(self.folder):
+            with path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "blake2b").digest())
+        architectures: list[str] = self.model.llm_engine.model_config.architectures
+        how = {
+            "model": architectures[0],
+            "weights": digest.hexdigest(),
+            "dtype": str(self.dtype).removeprefix("torch."),
+        }
+        return {**how, **self.start_settings(), "engine": f"vllm {import_module('vllm').__version__}"}

@@ -10,7 +10,7 @@ from language_models import VOCABULARY, build, saved, tokenizer
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.language import Request, Scorer, load_scorer
 from fairhead.language.answers import Journal
-from fairhead.language.vllm_scorer import VLLMScorer
+from fairhead.language.scorer import VLLMScorer
 from fairhead.mitigate.without_training import SelfDebias
 from fairhead.models import attach, save
 

@@ -16,7 +16,7 @@ from transformers import GradientCheckpointingLayer
 from fairhead.cli import main
 from fairhead.data.sentences import StereoSetItem, Triplet, TripletSplit
 from fairhead.errors import InputError
-from fairhead.language.peak_memory import training_memory
+from fairhead.language.loading import training_memory
 from fairhead.language.row_layout import final_states
 from fairhead.language.running import TrainingRecord
 from fairhead.mitigate.balance_pairs import BalanceControl, BalancePairs, read_neutral

@@ -406,8 +406,6 @@ def test_every_file_of_the_folder_that_needs_torch_says_so():
         "attention_reading",
         "generation",
         "loading",
-        "peak_memory",
         "row_layout",
         "scorer",
-        "vllm_scorer",
     }
