@@ -19,7 +19,7 @@ from torch.utils.hooks import RemovableHandle
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.heads import Reading, output_weight, tap
 from fairhead.heads.requests import take
-from fairhead.locate.streams import AttentionPool, MeanPool, Norm, Path, Reads, Stream, Terms, stream_of
+from fairhead.locate.streams import AttentionPool, MeanPool, Norm, Reads, Stream, TermPath, Terms, stream_of
 
 # The share of the output that may be lost to rounding before a decomposition is refused.
 _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
@@ -127,12 +127,12 @@ class Decomposer:
         stream, sites = self.stream, self._tap.sites
         first = output_weight(sites[0])
         matrix = torch.eye(first.shape[0], device=first.device)
-        self.constants: list[Path] = []
+        self.constants: list[TermPath] = []
         if stream.projection is not None:
             matrix = stream.projection.weight.float()
             if stream.projection.bias is not None:
-                self.constants.append(Path(stream.projection.bias.float(), ()))
-        path = self._through(Path(matrix, ()), stream.final_norm)
+                self.constants.append(TermPath(stream.projection.bias.float(), ()))
+        path = self._through(TermPath(matrix, ()), stream.final_norm)
         mlps, heads, weights = [], [], []
         for site, block in zip(reversed(sites), reversed(stream.blocks), strict=True):
             path = self._through(path, block.mlp_norm)
@@ -143,7 +143,7 @@ class Decomposer:
             weights.append(output_weight(site).float())  # [D, H, d]
             bias = getattr(site.projection, "bias", None)
             if bias is not None:
-                self.constants.append(Path(attention.matrix @ bias.float(), attention.norms))
+                self.constants.append(TermPath(attention.matrix @ bias.float(), attention.norms))
         self._mlps, self.heads, self._embedding = mlps[::-1], heads[::-1], path
         self.weights = weights[::-1]
         terms = [torch.einsum("oD,Dhd->hod", p.matrix, w) for p, w in zip(self.heads, self.weights, strict=True)]
@@ -164,7 +164,7 @@ class Decomposer:
         shift = torch.zeros_like(matrix[:, 0]) if norm.shift is None else before.float() @ norm.shift
         m = 2 * self.n_layers + 1
         self._shared = [matrix.sum(1) / m, shift / m]  # of the row's mean, and of the norm's shift: [d'] each
-        path = Path(matrix, (norm,))
+        path = TermPath(matrix, (norm,))
         self.heads, self._mlps, self._embedding = [path] * self.n_layers, [path] * self.n_layers, path
         of_mean, of_shift = (part / self.n_heads for part in self._shared)
         maps = []
@@ -177,9 +177,9 @@ class Decomposer:
         apart = stream.projection is not None and stream.projection.bias is not None  # which comes first
         self.constants = self.constants[:1] if apart else []
 
-    def _through(self, path: Path, norm: Norm | None) -> Path:
+    def _through(self, path: TermPath, norm: Norm | None) -> TermPath:
         if norm is not None and norm.shift is not None:
-            self.constants.append(Path(path.matrix @ norm.shift, path.norms))
+            self.constants.append(TermPath(path.matrix @ norm.shift, path.norms))
         return path.before(norm)
 
     @torch.no_grad()

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from fairhead.locate.decompose import Decomposer
 
 Array = NDArray[np.float64]
-Rows = NDArray[np.float32]
+Array32 = NDArray[np.float32]
 # Called with the row to start at; gives the arrays of the next rows by name, each [B, ...], block by block
 Blocks = Callable[[int], Iterable[Mapping[str, NDArray[Any]]]]
 Arrays = dict[str, NDArray[Any]]
@@ -101,11 +101,11 @@ class HeadMoments:
 class Features:
     """Terms of n outputs, by row."""
 
-    heads: Rows  # z of every head, [n, L, H, d]
-    others: Rows  # terms of embedding, MLPs (and a pool's), [n, M, d']
-    output: Rows  # the model's outputs, [n, d']
-    scale: Rows  # [n, L]; a head's own output is z / scale. All 1 after a pool.
-    maps: Rows  # [L, H, d', d], from z to a head's term
+    heads: Array32  # z of every head, [n, L, H, d]
+    others: Array32  # terms of embedding, MLPs (and a pool's), [n, M, d']
+    output: Array32  # the model's outputs, [n, d']
+    scale: Array32  # [n, L]; a head's own output is z / scale. All 1 after a pool.
+    maps: Array32  # [L, H, d', d], from z to a head's term
 
     def __len__(self) -> int:
         return len(self.output)
@@ -129,7 +129,7 @@ class Features:
             out[rows] = (self.heads[rows].transpose(1, 2, 0, 3) @ through).transpose(2, 0, 1, 3)
         return out
 
-    def outputs(self, rows: slice = slice(None)) -> Rows:
+    def outputs(self, rows: slice = slice(None)) -> Array32:
         """The heads' own outputs, before any norm: [n, L, H, d]."""
         return self.heads[rows] / self.scale[rows][:, :, None, None]
 
@@ -154,7 +154,7 @@ def collect(
     shapes = {"heads": (layers, heads, d), "others": (decomposer.n_others, width), "output": (width,)}
     row = np.dtype([(name, np.float32, shape) for name, shape in {**shapes, "scale": (layers,)}.items()])
 
-    def blocks(start: int) -> Iterator[Mapping[str, Rows]]:
+    def blocks(start: int) -> Iterator[Mapping[str, Array32]]:
         for batch in batches(start):
             terms = decomposer(batch)
             one = terms.output.new_ones(len(terms.output), decomposer.n_layers)

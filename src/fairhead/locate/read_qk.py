@@ -45,7 +45,7 @@ _NOTES = (
 
 
 @dataclass(frozen=True)
-class Rows:
+class GroupedRows:
     """Rows of a data set with the group of each."""
 
     examples: Examples  # inputs and labels
@@ -54,14 +54,14 @@ class Rows:
     column: str  # what they are groups by
 
 
-def read_rows(
+def grouped_rows(
     spec: str,
     column: str | None = None,
     options: Mapping[str, Any] | None = None,
     part: str = "test",
     limit: int | None = None,
     seed: int = 0,
-) -> Rows:
+) -> GroupedRows:
     """Rows of one part of a data set, drawn at random where there are more than `limit`."""
     dataset = read_labelled(spec, **(options or {})).with_known_groups()
     columns = list(dataset.attributes.columns)
@@ -73,7 +73,7 @@ def read_rows(
     if limit is not None and limit < len(examples):
         examples = examples.take(np.sort(np.random.default_rng(seed).permutation(len(examples))[:limit]))
     groups = dataset.groups(examples.ids)[name]
-    return Rows(examples, groups.codes, tuple(str(level) for level in groups.levels), name)
+    return GroupedRows(examples, groups.codes, tuple(str(level) for level in groups.levels), name)
 
 
 class Seen(NamedTuple):
@@ -217,7 +217,7 @@ def attention_by_group(
         >>> attention_by_group({"plain": "run/model"}, "utkface:UTKFace.zip", "white").show()  # doctest: +SKIP
     """
     plan = plan or AttentionPlan()
-    rows = read_rows(data, column, options, plan.part, plan.limit, plan.seed)
+    rows = grouped_rows(data, column, options, plan.part, plan.limit, plan.seed)
     two = _two_groups(rows, plan.groups)
     seen = {}
     for name, folder in models.items():
@@ -245,7 +245,7 @@ def attention_by_group(
     )
 
 
-def _two_groups(rows: Rows, wanted: str | None) -> tuple[int, int]:
+def _two_groups(rows: GroupedRows, wanted: str | None) -> tuple[int, int]:
     """Numbers of two groups: the larger first."""
     sizes = np.bincount(rows.groups, minlength=len(rows.names))
     if wanted is None:
@@ -262,7 +262,7 @@ def _two_groups(rows: Rows, wanted: str | None) -> tuple[int, int]:
 
 
 def _pictures(
-    rows: Rows, two: tuple[int, int], seen: Mapping[str, Seen], count: int, ids: Sequence[str]
+    rows: GroupedRows, two: tuple[int, int], seen: Mapping[str, Seen], count: int, ids: Sequence[str]
 ) -> list[MappedPicture]:
     """The pictures asked for by id, or the first of either group in turn."""
     images = rows.examples.inputs

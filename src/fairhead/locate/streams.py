@@ -66,17 +66,17 @@ class Norm:
         return (square + self.eps).rsqrt()
 
 
-class Path(NamedTuple):
+class TermPath(NamedTuple):
     """How a term goes to the output: a matrix [d', D] (of a constant, a vector [d']), and the norms that divide it."""
 
     matrix: Tensor
     norms: tuple[Norm, ...]
 
-    def before(self, norm: Norm | None) -> "Path":
+    def before(self, norm: Norm | None) -> "TermPath":
         """The path of what goes through a norm first."""
         if norm is None:
             return self
-        return Path(norm.through(self.matrix), self.norms if norm.module is None else (*self.norms, norm))
+        return TermPath(norm.through(self.matrix), self.norms if norm.module is None else (*self.norms, norm))
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,12 +230,12 @@ class Whole(Protocol):
     """A model taken apart, as its pool needs it."""
 
     unit: bool  # whether outputs have length 1
-    heads: list[Path]  # from each layer's heads to the output
+    heads: list[TermPath]  # from each layer's heads to the output
     weights: list[Tensor]  # W_O of each layer, by head, [D, H, d]
-    constants: list[Path]  # what biases add
+    constants: list[TermPath]  # what biases add
 
 
-Source = tuple[Path, Tensor]  # what is added to the stream, and how it goes to the output
+Added = tuple[TermPath, Tensor]  # what is added to the stream, and how it goes to the output
 # The product of the scales of some norms, [B] or [B, T].
 Scale = Callable[[tuple[Norm, ...]], Tensor]
 
@@ -273,7 +273,7 @@ class AttentionPool:
         return self._module(end)
 
     def terms(
-        self, whole: Whole, end: Tensor, sources: Sequence[Source], outputs: Sequence[Tensor], scale: Scale
+        self, whole: Whole, end: Tensor, sources: Sequence[Added], outputs: Sequence[Tensor], scale: Scale
     ) -> Terms:
         """Terms of the pooled output; `end` [B, T, D] is what the pool sees, `outputs` the heads', [B, T, H, d]."""
         logits = torch.einsum("pe,btpe->bpt", self._query, torch.einsum("btD,peD->btpe", end, self._key))
@@ -285,7 +285,7 @@ class AttentionPool:
         output = pooled + mlp
         length = 1 / output.norm(dim=-1) if whole.unit else torch.ones_like(output[:, 0])
 
-        def through(path: Path, x: Tensor) -> Tensor:  # [B, T, D] -> [B, D]
+        def through(path: TermPath, x: Tensor) -> Tensor:  # [B, T, D] -> [B, D]
             seen = torch.einsum("bpt,btD->bpD", look * scale(path.norms)[:, None], x.float())
             return self._pool(seen @ path.matrix.T) * length[:, None]
 
@@ -349,7 +349,7 @@ class MeanPool:
         return torch.cat([end[:, span].mean(1) for span in self._spans], -1)
 
     def terms(
-        self, whole: Whole, end: Tensor, sources: Sequence[Source], outputs: Sequence[Tensor], scale: Scale
+        self, whole: Whole, end: Tensor, sources: Sequence[Added], outputs: Sequence[Tensor], scale: Scale
     ) -> Terms:
         """Terms of the means; the arguments are those of `AttentionPool.terms`."""
         output = self.output(end)

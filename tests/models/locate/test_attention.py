@@ -17,7 +17,7 @@ from fairhead.cli import app
 from fairhead.cli.model_on_rows import _name
 from fairhead.errors import InputError
 from fairhead.locate.assumption import check_assumption
-from fairhead.locate.read_qk import look, read_rows
+from fairhead.locate.read_qk import grouped_rows, look
 from fairhead.mitigate import DAM, attach, save
 from fairhead.report.form import build, plain
 from fairhead.report.sections.attention_sections import Dimension
@@ -145,7 +145,7 @@ def models(tmp_path_factory):
 
 
 def test_q_k_and_attention_are_those_of_the_model(faces, models):
-    rows = read_rows(f"utkface:{faces}", "white", limit=20)
+    rows = grouped_rows(f"utkface:{faces}", "white", limit=20)
     seen = look(models / "plain", rows.examples, layer=-1, token=2)
     model = ViTForImageClassification.from_pretrained(models / "plain", attn_implementation="eager").eval()
     pixels = torch.from_numpy(rows.examples.inputs.as_array(8)).permute(0, 3, 1, 2).float() / 127.5 - 1
