@@ -107,7 +107,7 @@ class Method:
 
     @property
     def told(self) -> int:
-        """Its rung on the `LADDER`: that of its registration, or higher if its options or its selection use more."""
+        """Its level on the `LADDER`: that of its registration, or higher if its options or its selection use more."""
         if self.remark:
             return len(LADDER) - 1
         options = [pair for given in (self.options, *self.data_options.values()) for pair in given.items()]

@@ -278,13 +278,13 @@ def _notes(table: Table) -> list[str]:
     lines = [line for block in table.blocks for line in block.methods]
     costs = [line.cost for line in lines if line.cost]
     search = table.provenance.get("search", {})
-    ladder = "; ".join(f"{rung} {words}" for rung, words in enumerate(LADDER))
+    levels = "; ".join(f"{level} {words}" for level, words in enumerate(LADDER))
     notes = [
         "Percent; mean ± standard deviation over seeds, with the 95 % interval of the mean from test sampling (these "
         "models, other test rows).",
         "Differences are paired on seeds and test rows; their interval holds both kinds of chance, training and test.",
-        f"Told: what a method knows beside its backbone; each rung has those below it: {ladder}.",
-        "Bold: the best of the methods on rungs 0 to 2, where its difference from every other one of them is "
+        f"Told: the information that a method uses beside its backbone; a level includes those below it: {levels}.",
+        "Bold: the best of the methods of levels 0 to 2, where its difference from every other one of them is "
         "significant (5 %, Bonferroni).",
         f"s: wall seconds of training, all stages; MiB: peak memory ({costs[0].mib_of if costs else 'not known'}).",
     ]

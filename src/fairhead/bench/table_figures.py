@@ -204,7 +204,7 @@ def _corrected(lines: Sequence[MethodFigures], metrics: Sequence[str]) -> list[M
 
 
 def _best(lines: Sequence[MethodFigures], pool: SeedPool, metric: str) -> str | None:
-    """The best method on the rungs 0 to 2 of the ladder, where it differs significantly from every other one there.
+    """The best method of levels 0 to 2 of the ladder, where it differs significantly from every other one there.
 
     Each of these p counts as often as there are others, or as methods that were compared with the baseline where those
     are more, as with references (Bonferroni): Holm's would set a method in bold whose difference from the baseline,

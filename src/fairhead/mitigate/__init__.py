@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 ENTRY_POINTS = "fairhead.methods"
 Kind = Literal["classifier", "language"]
-# What a method is told, from inputs and labels (0) to the attribute itself (5); each rung has those below it.
+# What a method is told, from inputs and labels (0) to the attribute itself (5); a level includes those below it.
 LADDER = (
     "inputs and labels",
     "a public frozen encoder",
@@ -59,14 +59,14 @@ class MethodEntry:
     about: str  # what it does, in a line
     # Of the models that it trains: "classifier" (pictures and texts), or "language" (causal models)
     kind: Kind = "classifier"
-    told: int = 0  # its rung on the `LADDER`, with its settings as they are registered
+    told: int = 0  # its level on the `LADDER`, with its settings as they are registered
     # Settings of this variant of the method, where they differ from the class's own
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.told not in range(len(LADDER)):
-            rungs = ", ".join(f"{rung} ({words})" for rung, words in enumerate(LADDER))
-            raise InputError(f"method {self.name!r}: told is {self.told!r}; expected one of {rungs}")
+            levels = ", ".join(f"{level} ({words})" for level, words in enumerate(LADDER))
+            raise InputError(f"method {self.name!r}: told is {self.told!r}; expected one of {levels}")
 
     @property
     def uses_groups(self) -> bool:

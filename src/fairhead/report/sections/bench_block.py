@@ -90,7 +90,7 @@ class MethodFigures:
     failed: Mapping[str, str] = field(default_factory=dict)  # seed -> error of the cells that failed
     remark: str = ""  # how it uses groups, if it does
     search: Choice | None = None  # what a search of its hyper-parameters found; None where there was none
-    told: int | None = None  # its rung on the ladder of what methods are told; never in bold above 2
+    told: int | None = None  # its level on the ladder of what methods are told; never in bold above 2
 
     @property
     def circular(self) -> bool:
