@@ -251,7 +251,7 @@ def locate(
         by: the group column (for published faces also "gender" or "age"); for pairs the category, None for all.
         label: the column of the classes, if `data` do not define it.
         heads: maximum number of heads to select.
-        features: a folder that stores the heads' contributions for later questions.
+        features: a folder that stores the heads' contributions for later questions, of any model and data.
         beside: tokenizer or image processor of a model object.
         progress: called with (stage, done, total).
         options: settings of the analysis: forward, rank, draws, n_boot, limit, seed, device, ...

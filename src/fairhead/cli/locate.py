@@ -89,7 +89,7 @@ class Output:
     """What is written.
 
     Attributes:
-        features: folder that stores the heads' contributions for later runs.
+        features: folder that stores the heads' contributions for later runs, of any model and data.
         out: folder for headmap.json, report.html and records.csv.
         json: write JSON; - prints only JSON.
         images: show images in the report.
