@@ -245,20 +245,20 @@ class ScoreTable:
         return np.divide(sums, self.counts, out=np.zeros(sums.shape), where=self.counts > 0)
 
 
-def normal_sums(mean: Array, square: Array, rows: Array, n_boot: int, rng: np.random.Generator) -> Array:
+def normal_sums(mean: Array, square: Array, rows: Array, normal: Array) -> Array:
     """Normal replicates [B, K, G] of means over rows, each of which has a value in one of K bins and 0 in the others.
 
-    Of the means and the mean squares, [K, G], of so many rows, [G]. With D² the squares and u the means over D, the
-    covariance matrix of a row is D(1 − uuᵀ)D, and D(1 − c·uuᵀ) is a root of it.
+    Of the means and the mean squares, [K, G], of so many rows, [G], from normal numbers [G, K, B]. With D² the squares
+    and u the means over D, the covariance matrix of a row is D(1 − uuᵀ)D, and D(1 − c·uuᵀ) is a root of it.
     """
     scale = np.sqrt(square)
     u = np.divide(mean, scale, out=np.zeros_like(mean), where=scale > 0)
     length = np.maximum((u**2).sum(axis=0), _LEAST)
     factor = (1 - np.sqrt(np.maximum(1 - length, 0.0))) / length
-    found = np.empty((mean.shape[1], len(mean), n_boot))
+    found = np.empty_like(normal)
     for g, drawn in enumerate(found):  # one group at a time fits in a processor's cache
-        rng.standard_normal(out=drawn)
-        drawn -= np.outer(factor[g] * u[:, g], np.einsum("k,kb->b", u[:, g], drawn))
+        along = np.einsum("k,kb->b", u[:, g], normal[g])
+        np.subtract(normal[g], np.outer(factor[g] * u[:, g], along), out=drawn)
         drawn *= (scale[:, g] / np.sqrt(rows[g]))[:, None]
         drawn += mean[:, g, None]
     return found.transpose(2, 1, 0)

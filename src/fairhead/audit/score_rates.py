@@ -11,8 +11,8 @@ Areas between ROC curves and distances of distributions are sums of absolute dif
 group; as noise alone makes them larger than 0, their intervals look at the terms, as those of a calibration error do.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import NormalDist
 
@@ -60,6 +60,7 @@ class Scores:
     score: Array  # probability of class 1, shape [n], or of each class, shape [n, C]
     weight: Array | None = None  # shape [n], or None
     cluster: Codes | None = None  # shape [n], or None
+    drawn: dict[Hashable, Array] = field(default_factory=dict)  # normal numbers; see `normal`
 
     @cached_property
     def by_class(self) -> list[Ranked]:
@@ -75,6 +76,13 @@ class Scores:
             return self.by_class[0]
         best = self.score.argmax(axis=1)
         return Ranked(best == self.label, self.score[np.arange(len(best)), best], self.weight)
+
+    def normal(self, name: str, seed: int, *shape: int) -> Array:
+        """Normal numbers for a figure: those of a few groups are the first of those of many, and drawn with them."""
+        key = name, seed, *shape[1:]
+        if len(self.drawn.get(key, ())) < shape[0]:
+            self.drawn[key] = np.random.default_rng([seed, *name.encode()]).standard_normal(shape)
+        return self.drawn[key][: shape[0]]
 
 
 @dataclass(frozen=True)
@@ -142,7 +150,8 @@ class ScoreTables:
                 both = zip(self.scores.by_class, self.by_class, strict=True)
                 own, cluster = self.group == g, self.scores.cluster
                 parts = [ranked.auc_parts(table.entries[g], own, cluster) for ranked, table in both]
-                star[..., g] = drawn_together(star[..., g], np.stack(parts), self._generator(f"AUC of group {g}"))
+                rng = np.random.default_rng([self.seed, *f"AUC of group {g}".encode()])
+                star[..., g] = drawn_together(star[..., g], np.stack(parts), rng)
         rates = Rates(np.stack(hats), star, np.stack(rows), lambda c: need, self.clusters)
         return replace(rates, star=unsettle(rates, "AUC"))
 
@@ -180,7 +189,8 @@ class ScoreTables:
         hat = divide((table.counts * distance).sum(axis=-2), mass[:, None]).T
         if self._plain and rows.min() >= _MANY:
             square = divide(_squares(table).sum(axis=-2), mass[:, None]).T
-            star = normal_sums(hat, square, mass, self.n_boot, self._generator("ECE"))
+            normal = self.scores.normal("ECE", self.seed, self.n_groups, len(hat), self.n_boot)
+            star = normal_sums(hat, square, mass, normal)
         else:
             drawn = (table.star * distance).sum(axis=-2)
             star = np.swapaxes(divide(drawn, table.star.sum(axis=(-1, -2))[..., None]), -1, -2)
@@ -192,9 +202,6 @@ class ScoreTables:
     def _plain(self) -> bool:
         return self.scores.weight is None and self.scores.cluster is None
 
-    def _generator(self, name: str) -> np.random.Generator:
-        return np.random.default_rng([self.seed, *name.encode()])
-
     def _normal(
         self, name: str, hat: Array, variance: Array, rows: NDArray[np.int64], most: float = np.inf
     ) -> Array | None:
@@ -202,8 +209,7 @@ class ScoreTables:
         room = np.minimum(hat, most - hat)
         if not (self._plain and rows.min() >= _MANY and (room**2 >= _FAR**2 * variance).all() and (variance > 0).all()):
             return None
-        drawn = self._generator(name).standard_normal((len(hat), self.n_boot))
-        drawn *= np.sqrt(variance)[:, None]
+        drawn = self.scores.normal(name, self.seed, len(hat), self.n_boot) * np.sqrt(variance)[:, None]
         drawn += hat[:, None]
         return drawn.T
 

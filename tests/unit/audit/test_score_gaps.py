@@ -169,3 +169,14 @@ def test_weighted_and_clustered_calibration_errors_hold_0(rows, positives, of):
     held = share_that_is_compatible_with_0(rows, positives, 40, 300, of)
     print(f"{positives} positives in {rows} rows, {of}: {100 * held:.1f} %")
     assert held >= 0.92
+
+
+def test_normal_numbers_do_not_depend_on_what_was_drawn_before():
+    """All group columns share them, whichever is audited first."""
+    label, score, _ = made(n=100)
+    few_first, many_first = Scores(label, score), Scores(label, score)
+    few, many = few_first.normal("ECE", 0, 2, 15, 50), few_first.normal("ECE", 0, 8, 15, 50)
+    assert np.array_equal(many_first.normal("ECE", 0, 8, 15, 50), many)
+    assert np.array_equal(many_first.normal("ECE", 0, 2, 15, 50), few)
+    assert np.array_equal(few, many[:2])
+    assert not np.array_equal(many_first.normal("AUC", 0, 8, 50), many_first.normal("Brier", 0, 8, 50))
