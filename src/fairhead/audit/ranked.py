@@ -5,6 +5,7 @@ scores with the rows above each label, and a shorter one of bins. Scores of few 
 and those of many rows in fine cells, where that cannot move an AUC by more than a small part of its standard error.
 """
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, NamedTuple
@@ -238,7 +239,7 @@ class ScoreTable:
             np.divide(*of, out=np.zeros(mass.shape), where=mass > 0) for of in ((mass**2, squares), (first, mass))
         )
         of_group = mass / np.maximum(mass.sum(axis=-1, keepdims=True), _LEAST)
-        return Promised(rows, np.clip(share, 0.0, 1.0), of_group, clustered, tuple(range(len(mass))), self.seed)
+        return Promised(rows, np.clip(share, 0.0, 1.0), of_group, clustered, tuple(range(len(mass))), self.seed, {})
 
     def mean(self, sums: Array) -> Array:
         """The mean in each bin, [G, 2, K], of what its rows add up to."""
@@ -277,6 +278,7 @@ class Promised(NamedTuple):
     clustered: bool  # whether rows of a cluster may have more in common than their scores
     names: tuple[int, ...]  # of the groups, for their seeds
     seed: int
+    drawn: dict[Hashable, NDArray[np.int64]]  # hits of each group, which are the same for any level
 
     def of_groups(self, groups: NDArray[np.bool_]) -> "Promised":
         """Some of the groups, [G]."""
@@ -294,9 +296,12 @@ class Promised(NamedTuple):
         few = rows * np.minimum(share, 1 - share) < _FEW_HITS
         if not few.any():
             return error
-        rng = np.random.default_rng([self.seed, *f"calibrated {self.names[g]}".encode()])
         rows, share, found = np.maximum(np.rint(rows[few]), 1), share[few], error.copy(order="K")
-        found[:, few] = mass[few] * (share - rng.binomial(rows.astype(int), share, (len(error), len(share))) / rows)
+        key = self.names[g], len(error), *rows.tolist()
+        if key not in self.drawn:
+            rng = np.random.default_rng([self.seed, *f"calibrated {self.names[g]}".encode()])
+            self.drawn[key] = rng.binomial(rows.astype(int), share, (len(error), len(share)))
+        found[:, few] = mass[few] * (share - self.drawn[key] / rows)
         return found
 
 
