@@ -54,7 +54,7 @@ def estimate(
     if lost > _MENTION_LOST:
         detail["replicates_without_a_value"] = lost
     if parts.rates[0].terms is None:
-        interval = _interval(reduction, parts, rules.level)
+        interval = interval_of(reduction, parts, rules.level)
     else:
         interval = _sum_interval(parts, parts.rates[0], rules.level)
         interval = _within_unit(interval) if metric.unit else interval
@@ -104,7 +104,8 @@ def figure_of(
     return Estimate(metric.name, name, value, low, high, n, metric.ideal, None, mde if known else None, groups, detail)
 
 
-def _interval(reduction: Reduction, parts: Stack, level: float) -> intervals.Interval:
+def interval_of(reduction: Reduction, parts: Stack, level: float, lower_alone: bool = False) -> intervals.Interval:
+    """The interval of a metric; with `lower_alone` that of a ratio ends at 1, which saves a search."""
     wide = parts.wide(level)
     match reduction.metric.compare:
         case "minimum":
@@ -124,7 +125,7 @@ def _interval(reduction: Reduction, parts: Stack, level: float) -> intervals.Int
                 around = around._replace(shown=lambda theta: np.stack([reduction(at(theta) + error) for at in both]))
             return _within_unit(intervals.gap(parts.hat, error, reduction, around, level))
         case "ratio" if reduction.multiclass == "max" or parts.hat.shape[1] == 1:
-            return _ratio(reduction, parts, level)
+            return _ratio(reduction, parts, level, lower_alone)
         case "ratio":
             return _mean_of_ratios(reduction, parts, wide, level)
         case _:
@@ -181,7 +182,7 @@ def _lowest(parts: Stack, wide: Array, level: float) -> intervals.Interval:
     return found._replace(low=low, high=high, se=float(parts.se[kept][worst] * wide[kept][worst]))
 
 
-def _ratio(reduction: Reduction, parts: Stack, level: float) -> intervals.Interval:
+def _ratio(reduction: Reduction, parts: Stack, level: float, lower_alone: bool) -> intervals.Interval:
     """The interval of a ratio, as that of a gap of logarithms."""
     # Rates without a single hit would be infinitely far away; half a hit is as far as the data can tell.
     least = 0.5 / np.maximum(parts.rows, 1)
@@ -200,6 +201,7 @@ def _ratio(reduction: Reduction, parts: Stack, level: float) -> intervals.Interv
 
     around = candidate_rates(reduction, hat, se, level, errors, even_logarithms, True, parts.effective)
     gap = intervals.gap(hat, error, reduction.gap_of_logarithms, around, level)
+    around = around._replace(upper_alone=lower_alone)
     value = float(np.exp(-reduction.gap_of_logarithms(hat)))
     null = None if gap.null is None else float(np.exp(-gap.null))
     # The test is of logarithms: so is what it detects, and no ratio is further than 1 from 1.

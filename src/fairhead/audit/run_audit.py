@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 from fairhead.audit.audit_results import Audit, headline_of
 from fairhead.audit.audited_rows import View, group_columns, one_group, read_rows, reference_groups, with_weight
 from fairhead.audit.catalogue import OWN, Chosen, Metric, Multiclass, choose_metrics, with_own
-from fairhead.audit.estimate import association_estimate, estimate
+from fairhead.audit.estimate import association_estimate, estimate, interval_of
 from fairhead.audit.metrics import Rules, Stack, check_options
 from fairhead.audit.rates import RATES, Rates
 from fairhead.audit.score_rates import SCORE_GAPS, ScoreTables, curves_of
 from fairhead.audit.tables import NUMBER_RATES, Drawing, Draws, Tables, count_together
 from fairhead.errors import InputError
 from fairhead.records import Column, Records, keep_freed_memory
-from fairhead.report.wording import UNDECIDED, four_fifths
+from fairhead.report.wording import HOLDS, UNDECIDED, four_fifths
 from fairhead.stats import Curves, Estimate, GroupRow, intervals
 from fairhead.stats.bootstrap import MIN_ROWS, STABLE_ROWS
 from fairhead.stats.clusters import clusters_in
@@ -191,10 +191,10 @@ class Part:
             detail["four_fifths"] = four_fifths(stable.low, stable.high)
             if detail["four_fifths"] != UNDECIDED and family.columns > 1:
                 # Each column may be said to pass or to fail: the error is shared between them (Bonferroni).
-                level = 1 - (1 - rules.level) / family.columns
-                shared_rules = replace(strict, level=level)
-                shared = estimate(metric, self._stack(metric, tables, strict), *known, shared_rules, self.name)
-                detail["four_fifths"] = four_fifths(shared.low or 0.0, 1.0 if shared.high is None else shared.high)
+                level, parts = 1 - (1 - rules.level) / family.columns, self._stack(metric, tables, strict)
+                holds = detail["four_fifths"] == HOLDS  # then only the lower end matters
+                shared = interval_of(parts.reduction(metric, strict), parts, level, lower_alone=holds)
+                detail["four_fifths"] = four_fifths(shared.low, shared.high)
         family.add(found, tests)
         return replace(found, detail=detail)
 

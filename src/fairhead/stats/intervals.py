@@ -113,6 +113,7 @@ class Candidates(NamedTuple):
     se: Array | None = None  # standard errors of the errors, where they are known
     # From θ to the noise of the gap between the groups that make it if they were θ apart, as a share of what it is
     apart: Callable[[float], float] = lambda _: 1.0
+    upper_alone: bool = False  # whether nobody asks for the lower end, which takes a test and a search: it is 0 then
 
 
 def gap(
@@ -139,11 +140,12 @@ def gap(
     signed, contrasts, errors_of = candidates.signed, candidates.contrasts, candidates.errors
     # Far from 0 only the groups that make the gap count, with their signs: what is left is the signed gap's own noise.
     far = reduce(_FAR * hat + error) - _FAR * observed if signed is None else signed(error)
+    lowest, highest = quantiles(far, [alpha / 2, 1 - alpha / 2]).tolist()
+    se, width = _std(far), -lowest * candidates.reach
+    if candidates.upper_alone:
+        return Interval(0.0, observed + max(width, 0.0), se, None, "inversion")
     two = hat.size == 2 and signed is not None  # rates, and one difference
     null = np.abs(far) if two else reduce(error)
-    lowest, highest = quantiles(far, [alpha / 2, 1 - alpha / 2]).tolist()
-    se = _std(far)
-    width = -lowest * candidates.reach
     surest: tuple[Compared, ...] = ()
     if contrasts is None:
         draws = null
