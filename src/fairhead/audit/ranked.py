@@ -312,15 +312,14 @@ class Auc(NamedTuple):
     variance: Array
 
 
-def auc_of(down: Array, up: Array) -> Auc:
+def auc_of(down: NDArray[Any], up: NDArray[Any]) -> Auc:
     """AUC of negatives and positives at ascending scores, [..., E] to [...].
 
     The variance is DeLong's: what each row adds, its placement among the rows of the other class, varies so much.
     """
+    below, above = (np.cumsum(part, axis=-1) - part / 2 for part in (down, up))  # quicker of whole numbers
+    down, up = down.astype(np.float64, copy=False), up.astype(np.float64, copy=False)
     n_down, n_up = down.sum(axis=-1), up.sum(axis=-1)
-    below, above = np.cumsum(down, axis=-1), np.cumsum(up, axis=-1)
-    below -= down / 2
-    above -= up / 2
     with np.errstate(invalid="ignore", divide="ignore"):
         value = np.where(n_up * n_down > 0, dot(up, below) / (n_up * n_down), np.nan)
         # Σ own·(placement − mean)² over the square of their number, with squares taken apart.

@@ -126,7 +126,8 @@ class ScoreTables:
     @cached_property
     def _exact_auc(self) -> list[Auc]:
         """For each class, figures of shape [G]."""
-        found = [[auc_of(*entries.mass) for entries in table.entries] for table in self.by_class]
+        mass = "rows" if self.scores.weight is None else "mass"
+        found = [[auc_of(*getattr(entries, mass)) for entries in table.entries] for table in self.by_class]
         return [Auc(*(np.array(part) for part in zip(*groups, strict=True))) for groups in found]
 
     @cached_property
