@@ -240,9 +240,9 @@ def _noise_apart(
     known = [(end.row.share, *(float(of[end.row.place][g]) for g in end[1:] for of in (rows, even))) for end in made_by]
 
     def variance(rate: float, n: float) -> float:
-        share = exp(rate) if logarithms else rate
-        share = min(max(share, 0.5 / (n + 1)), 1 - 0.5 / (n + 1))
-        return share * (1 - share) / n / (share**2 if logarithms else 1.0)
+        share, least = exp(rate) if logarithms else rate, 0.5 / (n + 1)
+        share = least if share < least else 1 - least if share > 1 - least else share
+        return (1 - share) / (share * n) if logarithms else share * (1 - share) / n
 
     def at(theta: float) -> float:
         total, theta = 0.0, min(theta, _FURTHEST)

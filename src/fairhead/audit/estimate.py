@@ -173,7 +173,8 @@ def _lowest(parts: Stack, wide: Array, level: float) -> intervals.Interval:
     """
     kept = ~np.isnan(parts.hat)
     hat = np.arcsin(np.sqrt(parts.hat[kept]))
-    error = (hat - np.arcsin(np.sqrt(parts.star[:, kept]))) * wide[kept]
+    star = parts.star.transpose(1, 2, 3, 0)[kept].T  # replicates lie together in memory
+    error = (hat - np.arcsin(np.sqrt(star))) * wide[kept]
     error[::2] *= -1
     # Any cell that is left out may be lower.
     found = intervals.minimum(hat, error, tied_lowest, level, at_most=bool(parts.excluded))
@@ -200,8 +201,8 @@ def _ratio(reduction: Reduction, parts: Stack, level: float, lower_alone: bool) 
         return np.asarray(np.log(np.maximum(parts.even, least)))
 
     around = candidate_rates(reduction, hat, se, level, errors, even_logarithms, True, parts.effective)
-    gap = intervals.gap(hat, error, reduction.gap_of_logarithms, around, level)
     around = around._replace(upper_alone=lower_alone)
+    gap = intervals.gap(hat, error, reduction.gap_of_logarithms, around, level)
     value = float(np.exp(-reduction.gap_of_logarithms(hat)))
     null = None if gap.null is None else float(np.exp(-gap.null))
     # The test is of logarithms: so is what it detects, and no ratio is further than 1 from 1.
@@ -271,7 +272,7 @@ def _place_of_least(values: Array) -> int:
 
 
 def _thin(parts: Stack, groups: Sequence[str]) -> list[str]:
-    thin = np.argwhere(parts.usable & (parts.independent < STABLE_ROWS)).tolist()
+    thin = metrics.places(parts.usable & (parts.independent < STABLE_ROWS))
     return [f"{groups[g]} has {parts.rates[kind].basis(c, g)}" for kind, c, g in thin]
 
 

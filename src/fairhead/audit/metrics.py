@@ -46,6 +46,11 @@ def mean_pairwise(rates: Array) -> Array:
     return divide(2 * np.nansum(ranked * sign, axis=-1), (n * (n - 1.0))[..., 0])
 
 
+def places(cells: NDArray[np.bool_]) -> list[list[int]]:
+    """Where cells are true; most often nowhere, and then `np.argwhere` is slow to say so."""
+    return np.argwhere(cells).tolist() if cells.any() else []
+
+
 def pooled(counts: NDArray[Any]) -> NDArray[Any]:
     """All groups as one: [..., G, C, C] to [..., 1, C, C]."""
     return counts.sum(axis=-3, keepdims=True)
@@ -249,7 +254,7 @@ class Stack:
             for parts in zip(*((r.rows, r.hat, r.independent, r.enough(min_cell)) for r in rates), strict=True)
         )
         usable = enough & ~np.isnan(hat)
-        excluded = [rates[kind].shortage(c, g, groups[g], min_cell) for kind, c, g in np.argwhere(~usable).tolist()]
+        excluded = [rates[kind].shortage(c, g, groups[g], min_cell) for kind, c, g in places(~usable)]
         if excluded and metric.compare not in ("minimum", "mean"):
             # A rate that only one group has says nothing about a gap: left out, never 0.
             compared = usable[..., :-1] if metric.compare == "to_overall" else usable
@@ -326,7 +331,7 @@ class Stack:
         settled = (self.hat < ROUNDED) | (self.hat > 1 - ROUNDED)
         few = self.usable & (self.effective <= _FEW) & ((self.independent < STABLE_ROWS) | settled)
         # Equal rates keep their order: an unstable sort would order them as the processor does.
-        return {(r, c, g): np.argsort(-self.star[:, r, c, g], kind="stable") for r, c, g in np.argwhere(few).tolist()}
+        return {(r, c, g): np.argsort(-self.star[:, r, c, g], kind="stable") for r, c, g in places(few)}
 
     @cached_property
     def even(self) -> Array:
