@@ -284,9 +284,9 @@ class _Strengths:
             self._before = look
             return
         for before, now in zip(self._before.sources, look.sources, strict=True):
-            lean = before.ss - 0.5
-            if abs(lean) > before.chance:
-                self.found[now.source] = max(0.0, self.of(now.source) + min(max((now.ss - 0.5) / lean, -1.0), 1.0))
+            if before.beyond_chance:
+                left = (now.ss - 0.5) / (before.ss - 0.5)
+                self.found[now.source] = max(0.0, self.of(now.source) + min(max(left, -1.0), 1.0))
 
 
 @dataclass(frozen=True)

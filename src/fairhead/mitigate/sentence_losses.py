@@ -70,18 +70,11 @@ def set_aside(items: Sequence[StereoSetItem], plan: LanguagePlan) -> TripletSpli
 
 def scores_of(scorer: Scorer) -> Callable[[Sequence[StereoSetItem]], float]:
     """The stereotype score of items, as StereoSet has it; of several sources or categories as `_clearest` says."""
-    return lambda items: _clearest(scorer, items)[0]
+    return lambda items: _clearest(_scores(scorer, items)).ss
 
 
-def _clearest(scorer: Scorer, items: Sequence[StereoSetItem]) -> tuple[float, float, tuple[Score, ...]]:
-    """The score of the source or category that is most clearly off even, and how far it may be off by chance.
-
-    Also the scores of all sources.
-
-    That is the one whose interval leaves even out farthest; where none does, the source with the shortest interval. A
-    few terms, whose score varies most, do not speak for the others: intervals of categories are corrected for their
-    number (Bonferroni).
-    """
+def _scores(scorer: Scorer, items: Sequence[StereoSetItem]) -> list[Score]:
+    """The scores of all sources and of their categories, whose intervals are corrected for their number (Bonferroni)."""
     answers = scorer.score(stereoset.requests(items), on_long="skip")
     parts: dict[tuple[str, ...], list[StereoSetItem]] = {}
     for item in items:
@@ -91,27 +84,27 @@ def _clearest(scorer: Scorer, items: Sequence[StereoSetItem]) -> tuple[float, fl
     if not tables:
         raise InputError(f"none of {len(items)} items can be scored: all are too long for the model")
     levels = {1: 0.95, 2: 1 - 0.05 / sum(len(of) == 2 for of in tables)}
-    found = {of: _with_chance(table, levels[len(of)]) for of, table in tables.items()}
-    sources = tuple(Score(of[0], *found[of]) for of in found if len(of) == 1)
-    score, chance = min(
-        found.items(), key=lambda one: (-max(0.0, _from_even(one[1][0]) - one[1][1]), len(one[0]), one[1][1])
-    )[1]
-    return score, chance, sources
+    return [Score(of[0], *_with_chance(table, "ss", levels[len(of)]), *of[1:]) for of, table in tables.items()]
 
 
-def _with_chance(table: ItemTable, level: float) -> tuple[float, float]:
+def _clearest(scores: Sequence[Score]) -> Score:
+    """The one that is most clearly off even: whose interval leaves even out farthest.
+
+    Where none does, it is that of the source with the shortest interval. A few terms, whose score varies most, do not
+    speak for the others.
+    """
+    return min(scores, key=lambda score: (-score.beyond_chance, score.category is not None, score.chance))
+
+
+def _with_chance(table: ItemTable, metric: str, level: float) -> tuple[float, float]:
     """The score of a table, and half the width of its interval: Student's over the terms, so that few of them do.
 
     Terms that all have the same score have no spread: how far they may be off is that of as many equal answers.
     """
-    terms = _measure("stereoset", "ss", table).sums(table)[:, :1]
+    terms = _measure("stereoset", metric, table).sums(table)[:, :1]
     found = cluster_means(terms, range(len(terms)), level)
     equal = bool((terms == terms[0]).all())
     return float(found.value[0]), reach_of_equal(len(terms), level) if equal else float(found.high[0] - found.value[0])
-
-
-def _from_even(score: float) -> float:
-    return abs(score - 0.5)
 
 
 def looker(
@@ -122,8 +115,10 @@ def looker(
     chosen = texts or [item.texts.unrelated for item in items]
 
     def look() -> Look:
-        score, chance, sources = _clearest(scorer, items)
-        return Look(score, _perplexity(scorer, chosen), chance, sources)
+        scores = _scores(scorer, items)
+        clearest = _clearest(scores)
+        sources = tuple(score for score in scores if score.category is None)
+        return Look(clearest.ss, _perplexity(scorer, chosen), clearest.chance, sources)
 
     return look
 
@@ -308,7 +303,7 @@ class BiasUnlearn:
         if self.category == "all" or len(found) < 2:
             return None
         scores = {name: score([item for item in items if item.bias_type == name]) for name in found}
-        return max(found, key=lambda name: _from_even(scores[name]))
+        return max(found, key=lambda name: abs(scores[name] - 0.5))
 
     def prepare(self, items: Iterable[StereoSetItem], tokenizer: Any, context: int) -> Prepared[_Unlearned]:
         """One example per item."""

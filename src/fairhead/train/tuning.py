@@ -44,11 +44,17 @@ class Tuned:
 
 
 class Score(NamedTuple):
-    """The stereotype score of one source of data."""
+    """The stereotype score of a source of data, or of one of its categories."""
 
     source: str
     ss: float  # a share
     chance: float  # how far the score may be off by chance
+    category: str | None = None
+
+    @property
+    def beyond_chance(self) -> float:
+        """How much further from even it is than chance explains; 0 where chance explains all."""
+        return max(0.0, abs(self.ss - _EVEN) - self.chance)
 
     @property
     def name(self) -> str:

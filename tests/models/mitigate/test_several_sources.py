@@ -23,7 +23,7 @@ from fairhead.language.running import TrainingRecord, read_data, without_trainin
 from fairhead.language.scorer import Scorer
 from fairhead.mitigate.balance_pairs import BalancePairs
 from fairhead.mitigate.language_trainer import LanguageTrainer, scores_of, set_aside
-from fairhead.mitigate.sentence_losses import _clearest
+from fairhead.mitigate.sentence_losses import _clearest, _scores
 from fairhead.mitigate.triplets import TripletData, swapped_people, targets, texts_of
 from fairhead.train import LanguagePlan
 from fairhead.train.step import say_once
@@ -139,7 +139,7 @@ def test_categories_of_an_even_model_seldom_speak():
         likelier = rng.random(len(items)) < 0.5
         for item, yes in zip(items, likelier, strict=True):
             scores[f"{item.kind}/{item.id}/stereotype"] = Score("", -0.5 if yes else -1.5, 1)
-        found = _clearest(SimpleNamespace(score=lambda requests, on_long: scores), of_one)[0]
+        found = clearest_of(of_one, scores)[0]
         spoke += found != pytest.approx(likelier.mean())
     assert spoke <= 15
 
@@ -147,7 +147,12 @@ def test_categories_of_an_even_model_seldom_speak():
 def clearest(*sources):
     """Score and chance of sources of so many terms, of which so many prefer the stereotype."""
     items, scores = scored(*sources)
-    return _clearest(SimpleNamespace(score=lambda requests, on_long: scores), items)
+    return clearest_of(items, scores)
+
+
+def clearest_of(items, scores):
+    found = _clearest(_scores(SimpleNamespace(score=lambda requests, on_long: scores), items))
+    return found.ss, found.chance
 
 
 def scored(*sources):
@@ -188,9 +193,9 @@ def test_a_category_of_texts_that_are_all_too_long_is_not_scored():
     )
     long = replace(race, sentences=Triplet(*(f"{text} " * 100 for text in race.texts)))
     scorer = Scorer(build("llama"), tokenizer())
-    assert _clearest(scorer, [age, long]) == _clearest(scorer, [age])
+    assert _scores(scorer, [age, long]) == _scores(scorer, [age])
     with pytest.raises(InputError, match="none of 1 items can be scored"):
-        _clearest(scorer, [long])
+        _scores(scorer, [long])
 
 
 @pytest.mark.parametrize("terms", [1, 2, 8, 40])
@@ -209,7 +214,7 @@ def test_what_chance_explains_is_students_interval_over_terms():
         shares = rng.integers(0, 6, terms) / 5
         items, scores = scored(*[(5, round(5 * share)) for share in shares])
         one_source = [replace(item, source="", target=item.source) for item in items]
-        found = _clearest(SimpleNamespace(score=lambda requests, on_long, s=scores: s), one_source)
+        found = clearest_of(one_source, scores)
         interval = ttest_1samp(shares, 0.5).confidence_interval()
         assert found == pytest.approx((shares.mean(), (interval.high - interval.low) / 2))
 
