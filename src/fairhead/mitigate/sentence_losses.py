@@ -74,7 +74,10 @@ def scores_of(scorer: Scorer) -> Callable[[Sequence[StereoSetItem]], float]:
 
 
 def _scores(scorer: Scorer, items: Sequence[StereoSetItem]) -> list[Score]:
-    """The scores of all sources and of their categories, whose intervals are corrected for their number (Bonferroni)."""
+    """The scores of all sources and of their categories, whose intervals are corrected for their number (Bonferroni).
+
+    As benchmarks do, of triplets the means per token are compared, of pairs whole sentences.
+    """
     answers = scorer.score(stereoset.requests(items), on_long="skip")
     parts: dict[tuple[str, ...], list[StereoSetItem]] = {}
     for item in items:
@@ -84,7 +87,10 @@ def _scores(scorer: Scorer, items: Sequence[StereoSetItem]) -> list[Score]:
     if not tables:
         raise InputError(f"none of {len(items)} items can be scored: all are too long for the model")
     levels = {1: 0.95, 2: 1 - 0.05 / sum(len(of) == 2 for of in tables)}
-    return [Score(of[0], *_with_chance(table, "ss", levels[len(of)]), *of[1:]) for of, table in tables.items()]
+    return [
+        Score(of[0], *_with_chance(table, "ss_sum" if parts[of][0].of_pair else "ss", levels[len(of)]), *of[1:])
+        for of, table in tables.items()
+    ]
 
 
 def _clearest(scores: Sequence[Score]) -> Score:

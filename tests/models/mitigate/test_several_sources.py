@@ -187,6 +187,15 @@ def test_few_watched_terms_tell_little(terms, likelier, clear):
     assert (abs(score - 0.5) > chance) == clear
 
 
+def test_checks_score_pairs_as_benchmarks_do_by_whole_sentences():
+    """Of the longer text the mean per token is higher, and its sum lower: StereoSet and CrowS-Pairs differ there."""
+    values = [Score("", -12.0, 6), Score("", -10.0, 4), Score("", -30.0, 6)]
+    for of_pair, ss in ((False, 1.0), (True, 0.0)):
+        item = replace(ITEMS[0], of_pair=of_pair)
+        scores = {f"{item.kind}/{item.id}/{label}": v for label, v in zip(GOLD_LABELS, values, strict=True)}
+        assert clearest_of([item], scores)[0] == ss
+
+
 def test_a_category_of_texts_that_are_all_too_long_is_not_scored():
     age, race = (
         replace(ITEMS[0], kind="intrasentence", id=name, target=name, bias_type=name) for name in ("age", "race")
