@@ -14,7 +14,7 @@ sentences whose distributions are kept, which the output layer as it was turns i
 is held. KLAAD's two other parts can be added (`kl_weight`, `triplet_weight`); they read the sentences a second time.
 
 Terms that are not trained on follow only in part. So how often the mean is taken off is steered by the terms that are
-watched (`_Strengths`), for each source of data by itself, unless a strength is given.
+watched (`_Steered`), for each source of data by itself, unless a strength is given.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,6 +22,7 @@ from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -212,9 +213,9 @@ class BalancePairs(_WithNeutralText):
         output: Any = model.get_output_embeddings()  # type: ignore[operator]
         trained = any(weight.requires_grad for weight in output.parameters())
         before = deepcopy(output).requires_grad_(False) if trained else output
-        strengths = _Strengths(1.0 if self.mean_over == "each" else self.strength)
+        fixed = 1.0 if self.mean_over == "each" else self.strength
 
-        def loss(examples: Sequence[Example]) -> Parts:
+        def loss(examples: Sequence[Example], strengths: Mapping[str, float] = MappingProxyType({})) -> Parts:
             references = [example.reference for example in examples if example.reference is not None]
             if len(references) < len(examples):
                 raise InputError("an example has no reference; pass what was prepared through BalancePairs.refer first")
@@ -225,7 +226,7 @@ class BalancePairs(_WithNeutralText):
                 logits = batch.ready.logits().float()
             now, then = logits[: -len(states)], logits[-len(states) :]
             totals = log_sum_exp(logits)
-            times = [strengths.of(example.of[0]) for example in examples]
+            times = [strengths.get(example.of[0], fixed or 1.0) for example in examples]
             numbers = [[*one.logprobs, one.mean_gap, t] for one, t in zip(references, times, strict=True)]
             parts = self.parts(
                 batch.pair_logprobs(now, totals),
@@ -238,12 +239,7 @@ class BalancePairs(_WithNeutralText):
             return {**parts, **more, "loss": parts["loss"] + more["loss"]}
 
         with nullcontext() if self.klaad is None else self.klaad.session(model) as klaad_loss:
-            yield _Steered(loss, strengths, self.steered)
-
-    @property
-    def steered(self) -> bool:
-        """Whether watched terms decide how often the mean is taken off."""
-        return self.strength is None and self.mean_over != "each"
+            yield loss if fixed is not None else _Steered(loss)
 
     def parts(self, now: Tensor, before: Tensor, divergence: Tensor) -> Parts:
         """The loss of B pairs from log-probabilities now [2, B] and KL [T].
@@ -261,52 +257,36 @@ class BalancePairs(_WithNeutralText):
         return {"loss": total, "shift": shift, "level": level, "keep": keep}
 
 
-class _Strengths:
-    """How often the mean of each source is taken off: a fixed number, or what watched terms ask for."""
+class _Steered:
+    """The loss of examples, with the mean of each source taken off as often as checks of watched terms ask for."""
 
-    def __init__(self, fixed: float | None) -> None:
-        self._fixed = fixed
+    steers = True
+
+    def __init__(self, loss: Callable[[Sequence[Example], Mapping[str, float]], Parts]) -> None:
+        self._loss = loss
         self._before: Look | None = None  # the first, of the model before training
-        self.found: dict[str, float] = {}  # by source, where checks steer
+        self._strengths: dict[str, float] = {}  # by source
 
-    def of(self, source: str) -> float:
-        """Of one source."""
-        return self.found.get(source, 1.0) if self._fixed is None else self._fixed
+    def __call__(self, examples: Sequence[Example]) -> Parts:
+        return self._loss(examples, self._strengths)
 
     def see(self, look: Look) -> None:
         """What a check has seen: add the share of the lean before training that is left of it.
 
         A source that was not clearly off even keeps its strength: what its score does would be chance.
         """
-        if self._fixed is not None:
-            return
         if self._before is None:
             self._before = look
             return
         for before, now in zip(self._before.sources, look.sources, strict=True):
             if before.beyond_chance:
                 left = (now.ss - 0.5) / (before.ss - 0.5)
-                self.found[now.source] = max(0.0, self.of(now.source) + min(max(left, -1.0), 1.0))
-
-
-@dataclass(frozen=True)
-class _Steered:
-    """The loss of examples, with what checks tell it."""
-
-    loss: Callable[[Sequence[Example]], Parts]
-    strengths: _Strengths
-    steers: bool
-
-    def see(self, look: Look) -> None:
-        """What a check has seen."""
-        self.strengths.see(look)
+                strength = self._strengths.get(now.source, 1.0) + min(max(left, -1.0), 1.0)
+                self._strengths[now.source] = max(0.0, strength)
 
     def record(self) -> dict[str, Any]:
         """What the model folder's record says of the loss."""
-        return {"strengths": self.strengths.found} if self.strengths.found else {}
-
-    def __call__(self, examples: Sequence[Example]) -> Parts:
-        return self.loss(examples)
+        return {"strengths": self._strengths} if self._strengths else {}
 
 
 @dataclass(frozen=True)

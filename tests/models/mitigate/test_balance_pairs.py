@@ -487,10 +487,11 @@ def test_watched_terms_steer_how_often_the_mean_of_their_source_is_taken_off(neu
         prepared = config.refer(model, config.prepare(items, tokenizer(), 32))
         with torch.no_grad(), config.session(model) as loss:
             for look in [before, *later]:
-                loss.see(look)
+                getattr(loss, "see", lambda look: None)(look)
                 yield [float(loss([example])["shift"]) for example in prepared.examples]
-            steered = {"a": 1.25, "c": 0.5} if config.strength is None else {}
-            assert loss.record().get("strengths", {}) == pytest.approx(steered)
+            assert hasattr(loss, "see") == (config.strength is None)
+            if config.strength is None:
+                assert loss.record()["strengths"] == pytest.approx({"a": 1.25, "c": 0.5})
 
     for config in (BalancePairs(neutral, width=1e3), BalancePairs(neutral, width=1e3, strength=2)):
         with torch.no_grad():
