@@ -90,11 +90,12 @@ def _watched(record: TrainingRecord) -> list[str]:
     before, after = seen["before"], seen["after"]
     kept = f"the weights after step {seen['chosen']} are kept"
     if not seen["chosen"]:
-        most = (1 + record.plan["perplexity_rise"]) * before["perplexity"]
+        most = f"{(1 + record.plan['perplexity_rise']) * before['perplexity']:.2f} (--perplexity-rise)"
+        if "own" in before:
+            most += f" and {(1 + record.plan['own_rise']) * before['own']:.2f} (--own-rise)"
         kept = (
             "the original weights are kept: no check had a score at least as near to 50 % (or as chance explains), not "
-            f"clearly past it, and a perplexity of at most {most:.2f} (--perplexity-rise); more --checks or a lower "
-            "--lr may find one"
+            f"clearly past it, and a perplexity of at most {most}; more --checks or a lower --lr may find one"
         )
     score = f"from {100 * before['ss']:.1f} to {100 * after['ss']:.1f} %"
     if chance := seen.get("chance"):  # models of earlier versions have none
@@ -104,6 +105,8 @@ def _watched(record: TrainingRecord) -> list[str]:
     if (before["ss"] - 0.5) * (after["ss"] - 0.5) < 0:
         score += ", past 50 %,"
     perplexity = f"from {before['perplexity']:.2f} to {after['perplexity']:.2f}"
+    if "own" in before:
+        perplexity += f", that of texts it wrote before training from {before['own']:.2f} to {after['own']:.2f}"
     return [
         f"on {seen['items']} watched item{'s'[: seen['items'] != 1]} the stereotype score (of the source or category "
         f"most clearly off even) went {score} and perplexity {perplexity}; {kept}"

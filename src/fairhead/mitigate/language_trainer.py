@@ -36,8 +36,8 @@ from fairhead.settings import check_config
 from fairhead.store import reading
 from fairhead.train import LanguagePlan
 from fairhead.train.loop import TrainingDiverged, comparable, first_difference, written_by_first
-from fairhead.train.step import Parts, autocast, say_once, shuffled_batches
-from fairhead.train.tuning import OnStep, Tuned, checkpointed, gradient_norms, merged, only_heads, tune, with_lora
+from fairhead.train.step import Parts, autocast, gradient_norms, say_once, shuffled_batches
+from fairhead.train.tuning import OnStep, Tuned, checkpointed, merged, only_heads, tune, with_lora
 
 _AT_ONCE = 64  # examples that a GPU reads together where nothing is trained
 _CHECKPOINTS = "checkpoint"  # within the folder of the model, until that is saved
@@ -181,7 +181,10 @@ class LanguageTrainer:
         results: dict[str, Any] = {"held_out": {"items": len(split.held_out), "before": before, "after": after}}
         if tuned.looks:
             before_after = {"before": tuned.looks[0], "after": tuned.looks[tuned.chosen]}
-            looks = {when: {"ss": seen.ss, "perplexity": seen.perplexity} for when, seen in before_after.items()}
+            looks = {
+                when: {"ss": seen.ss, "perplexity": seen.perplexity, "own": seen.own}
+                for when, seen in before_after.items()
+            }
             chance = tuned.looks[0].chance
             results["watched"] = {"items": len(watched), "chosen": tuned.chosen, "chance": chance, **looks}
         if hasattr(loss, "record"):

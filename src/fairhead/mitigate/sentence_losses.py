@@ -14,11 +14,12 @@ from torch.nn.functional import cross_entropy, logsigmoid
 from fairhead.data.files import Skips
 from fairhead.data.sentences import StereoSetItem, TripletSplit, split_by_target
 from fairhead.errors import InputError
-from fairhead.language.answers import TOO_LONG
+from fairhead.language.answers import TOO_LONG, Prompt, Request, Sampling
 from fairhead.language.benchmark import Measure
 from fairhead.language.benchmarks import benchmark_named, stereoset
 from fairhead.language.benchmarks.perplexity import Document
 from fairhead.language.benchmarks.perplexity import table as perplexity_table
+from fairhead.language.generation import generate
 from fairhead.language.item_table import ItemTable
 from fairhead.language.lexicons import read_swaps
 from fairhead.language.packing import start_token, token_ids
@@ -33,6 +34,7 @@ from fairhead.train.step import Parts
 from fairhead.train.tuning import Look, Score
 
 _FEW = 16  # sentences that say whether training has wrecked the model
+_WRITTEN, _LONG = 48, 64  # texts that a model writes before training, and their tokens: its language as it was
 NOTHING_TO_SWAP = "no word of the swap lists"
 
 
@@ -116,17 +118,37 @@ def _with_chance(table: ItemTable, metric: str, level: float) -> tuple[float, fl
 def looker(
     model: nn.Module, tokenizer: Any, items: Sequence[StereoSetItem], texts: Sequence[str]
 ) -> Callable[[], Look]:
-    """Looks at the score of items and the perplexity of texts (else of unrelated sentences)."""
+    """Looks at the score of items and the perplexity of texts (else of unrelated sentences).
+
+    Also at that of texts that the model writes now. Of texts unlike those that it was trained on, perplexity may fall
+    while the model forgets its own language; what it wrote itself only grows less likely.
+    """
     scorer = Scorer(model, tokenizer)
     chosen = texts or [item.texts.unrelated for item in items]
+    own = _written(scorer, chosen)
 
     def look() -> Look:
         scores = _scores(scorer, items)
         clearest = _clearest(scores)
         sources = tuple(score for score in scores if score.category is None)
-        return Look(clearest.ss, _perplexity(scorer, chosen), clearest.chance, sources)
+        found = scorer.score(own, on_long="skip").values()
+        tokens = sum(score.n_tokens for score in found)
+        of_own = math.exp(-sum(score.logprob for score in found) / tokens) if tokens else 1.0
+        return Look(clearest.ss, _perplexity(scorer, chosen), clearest.chance, sources, of_own)
 
     return look
+
+
+def _written(scorer: Scorer, texts: Sequence[str]) -> list[Request]:
+    """What a model writes after the first words of texts; nothing, where transformers lets it write none."""
+    words = [words[0] for text in texts if (words := text.split(maxsplit=1))]
+    if not words or not hasattr(scorer.model, "generate"):
+        return []
+    prompts = [Prompt(str(i), words[i % len(words)]) for i in range(_WRITTEN)]
+    sampling = Sampling(max(1, min(_LONG, scorer.context // 2)), top_k=0, top_p=1.0, batch_size=_WRITTEN)
+    found = generate(scorer, prompts, sampling)
+    texts = [found[prompt.id].text.strip() if prompt.id in found else "" for prompt in prompts]
+    return [Request(p.id, p.text, f" {text}") for p, text in zip(prompts, texts, strict=True) if text]
 
 
 def wrecked(model: nn.Module, tokenizer: Any, items: Sequence[StereoSetItem]) -> Callable[[], str | None]:

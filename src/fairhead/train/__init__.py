@@ -120,15 +120,18 @@ class LanguagePlan(Plan):
             L11H1,L10H5, or the heads in a headmap.json of `fairhead locate`; None trains all weights.
         random_heads: as a control, train as many other heads of the same layers, drawn with the seed.
         checks: number of checks on watched terms, which are not trained on. Training keeps the last weights at which
-            the stereotype score was no further from 50 % than before training and perplexity within --perplexity-rise.
-            On the other side of 50 %, it must be nearer than before training and no further than half the width of the
-            interval of the score before training, or that half width must cover the whole change. Training stops after
-            two checks in a row at or past 50 %. If that interval includes 50 %, as with few terms, training never stops
+            the stereotype score was no further from 50 % than before training and perplexity within --perplexity-rise
+            and --own-rise. On the other side of 50 %, the score must be nearer than before training and no further than
+            half the width of its interval before training, or that half width must cover the whole change. Training
+            stops after two checks in a row at or past 50 %, unless the method corrects itself by the checks
+            (balance_pairs without --strength). If that interval includes 50 %, as with few terms, training never stops
             early, and on its own side the score may be as far from 50 % as half that interval is wide. The score is
             that of the source or category most clearly off 50 %, by its interval. 0 disables the checks.
         watched: share of the training items, by target term, that is set aside for the checks and not trained on.
         perplexity_rise: maximum relative rise in perplexity of the neutral text (or of the unrelated sentences, if
             there is no neutral text).
+        own_rise: maximum relative rise in perplexity of texts that the model wrote before training. That of neutral
+            text may fall while the model forgets its own language, if it was not trained on such text.
         start: token that texts start with: bos, eos, none or a token; the default is BOS, or EOS if there is no BOS.
             Use the same token when you score the model.
         gradient_checkpointing: recompute activations for the backward pass: the same step with much less memory, in
@@ -151,5 +154,6 @@ class LanguagePlan(Plan):
     checks: WholeNumber = 0
     watched: Share = 0.0
     perplexity_rise: NotNegative = 0.01
+    own_rise: NotNegative = 0.1
     start: Annotated[str, Option(metavar="TOKEN")] = "default"
     gradient_checkpointing: bool = False

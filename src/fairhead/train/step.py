@@ -351,3 +351,26 @@ def free_memory(why: str) -> None:
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     say_once(f"the device has too little memory {why}")
+
+
+def gradient_norms(model: nn.Module, parts: Parts) -> dict[str, float]:
+    """How hard each part of a loss pulls: the norm of its gradient with the weight that it has in the loss.
+
+    Parts that the loss does not depend on are left out.
+
+    Example:
+        >>> model = nn.Linear(1, 1, bias=False)
+        >>> near, far = model.weight.sum() - 1, model.weight.sum() + 1
+        >>> gradient_norms(model, {"loss": 2 * near + 0.5 * far, "near": near, "far": far})
+        {'near': 2.0, 'far': 0.5}
+    """
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    named = {name: part for name, part in parts.items() if name != "loss" and part.requires_grad}
+    found: dict[str, float] = {}
+    for name, part in named.items():
+        (share,) = torch.autograd.grad(parts["loss"], part, retain_graph=True, allow_unused=True)
+        if share is not None:
+            pulls = torch.autograd.grad(part, weights, share, retain_graph=True, allow_unused=True)
+            norms = [pull.norm().float() for pull in pulls if pull is not None]
+            found[name] = float(torch.stack(norms).norm()) if norms else 0.0
+    return found

@@ -69,6 +69,7 @@ class Look(NamedTuple):
     perplexity: float
     chance: float = 0.0  # how far the score may be off by chance
     sources: tuple[Score, ...] = ()  # the scores of all sources
+    own: float = 1.0  # the perplexity of what the model itself wrote before training
 
 
 def tune(
@@ -157,7 +158,7 @@ def tune(
             seen = stopping.look()
             see(seen)
             of_sources = {one.name: one.ss for one in seen.sources}
-            loop.history[-1] |= {"ss": seen.ss, "perplexity": seen.perplexity, **of_sources}
+            loop.history[-1] |= {"ss": seen.ss, "perplexity": seen.perplexity, "own": seen.own, **of_sources}
             loop.enough = not getattr(loss, "steers", False) and stopping.enough(loop.history)
             if stopping.best(loop.history) == loop.done:
                 keep()
@@ -211,6 +212,7 @@ class _Stopping:
         self.look, self._checks = lambda: agreed(look()), plan.checks
         self._before = self.look()
         self._most = (1 + plan.perplexity_rise) * self._before.perplexity
+        self._most_own = (1 + plan.own_rise) * self._before.own
         self._furthest = max(abs(self._before.ss - _EVEN), self._before.chance)
 
     def due(self, done: int, steps: int) -> bool:
@@ -223,13 +225,14 @@ class _Stopping:
         for i, line in enumerate(history, 1):
             if "ss" in line:
                 sources = (one._replace(ss=line[one.name]) for one in self._before.sources)
-                found[i] = Look(line["ss"], line["perplexity"], sources=tuple(sources))
+                found[i] = Look(line["ss"], line["perplexity"], 0.0, tuple(sources), line["own"])
         return found
 
     def best(self, history: Sequence[Mapping[str, float]]) -> int:
         """The step whose weights are to be kept, of those so far."""
         looks = self.looks(history).items()
-        return max(k for k, seen in looks if seen.perplexity <= self._most and self._near(seen.ss))
+        kept = {k: seen for k, seen in looks if seen.perplexity <= self._most and seen.own <= self._most_own}
+        return max(k for k, seen in kept.items() if self._near(seen.ss))
 
     def _near(self, ss: float) -> bool:
         """Whether a score is near enough to even."""
@@ -293,29 +296,6 @@ def merged(model: Any) -> Any:
     In the machine's memory: a GPU that just holds an 8B model in 16 bit cannot hold it in 32.
     """
     return model.cpu().float().merge_and_unload() if hasattr(model, "merge_and_unload") else model
-
-
-def gradient_norms(model: nn.Module, parts: Parts) -> dict[str, float]:
-    """How hard each part of a loss pulls: the norm of its gradient with the weight that it has in the loss.
-
-    Parts that the loss does not depend on are left out.
-
-    Example:
-        >>> model = nn.Linear(1, 1, bias=False)
-        >>> near, far = model.weight.sum() - 1, model.weight.sum() + 1
-        >>> gradient_norms(model, {"loss": 2 * near + 0.5 * far, "near": near, "far": far})
-        {'near': 2.0, 'far': 0.5}
-    """
-    weights = [weight for weight in model.parameters() if weight.requires_grad]
-    named = {name: part for name, part in parts.items() if name != "loss" and part.requires_grad}
-    found: dict[str, float] = {}
-    for name, part in named.items():
-        (share,) = torch.autograd.grad(parts["loss"], part, retain_graph=True, allow_unused=True)
-        if share is not None:
-            pulls = torch.autograd.grad(part, weights, share, retain_graph=True, allow_unused=True)
-            norms = [pull.norm().float() for pull in pulls if pull is not None]
-            found[name] = float(torch.stack(norms).norm()) if norms else 0.0
-    return found
 
 
 def read_heads(text: str) -> Heads:

@@ -23,7 +23,7 @@ from fairhead.mitigate.balance_pairs import BalanceControl, BalancePairs, read_n
 from fairhead.mitigate.klaad import KLAAD
 from fairhead.mitigate.language_result import card_of
 from fairhead.mitigate.language_trainer import LanguageTrainer, train_folder
-from fairhead.mitigate.sentence_losses import BiasUnlearn
+from fairhead.mitigate.sentence_losses import BiasUnlearn, looker
 from fairhead.mitigate.triplets import TripletData
 from fairhead.train import LanguagePlan
 from fairhead.train.tuning import Look, Score, checkpointed, tune
@@ -265,6 +265,30 @@ def test_weights_that_lean_as_far_the_other_way_are_not_kept():
     assert stopped([few, (1.0, 10.0), (0.4, 10.0), (0.2, 10.0), (0.0, 10.0)])[0].chosen == 6
     near = (0.53, 10.0, 0.08)
     assert stopped([near, (0.52, 10.0), (0.52, 10.0), (0.46, 10.0), (0.44, 10.0)])[0].chosen == 6
+
+
+def test_weights_that_forget_the_models_own_language_are_not_kept():
+    """As of a model of stories, whose perplexity on news falls from 2342 to 1638 while that on its stories rises."""
+    looks = [(0.64, 10.0, 0.0, (), 2.0), *((0.6, 9.0 - k, 0.0, (), own) for k, own in enumerate((2.1, 2.3, 2.19, 2.4)))]
+    tuned, _ = stopped(looks)
+    assert tuned.chosen == 6
+    assert [tuned.looks[step].own for step in (0, 4)] == [2.0, 2.3]
+
+
+def test_checks_see_what_becomes_of_the_models_own_language():
+    model = build("llama", scale=2.0)
+    look = looker(model, tokenizer(), ITEMS, [])
+    before = look()
+    assert 1 < before.own < before.perplexity  # what it writes it finds likelier than what others write
+    teach = [[0, *tokenizer()(item.texts.unrelated)["input_ids"]] for item in ITEMS]
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    for ids in map(torch.tensor, teach * 5):
+        model(input_ids=ids[None], labels=ids[None]).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    after = look()
+    assert after.perplexity < before.perplexity
+    assert after.own > 1.1 * before.own
 
 
 def test_watched_terms_are_neither_trained_on_nor_scored_later(neutral):
