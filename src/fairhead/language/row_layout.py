@@ -194,15 +194,16 @@ class Reading(NamedTuple):
     @classmethod
     def of(cls, batch: Planned, logprobs: Tensor) -> "Reading":
         """Send them on their way."""
-        device = logprobs.device
-        found = logprobs.double().to("cpu", non_blocking=True)
-        return cls(batch, found, torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None)
+        if logprobs.device.type != "cuda":  # others have no such events
+            return cls(batch, logprobs.cpu(), None)
+        found = logprobs.to("cpu", non_blocking=True)
+        return cls(batch, found, torch.cuda.current_stream(logprobs.device).record_event())
 
     def values(self) -> list[tuple[int, NDArray[np.float64]]]:
         """Each sequence with the log-probabilities of its scored tokens."""
         if self.arrived is not None:
             self.arrived.synchronize()
-        flat = self.logprobs.numpy()
+        flat = self.logprobs.numpy().astype(np.float64)  # here, as Apple's GPUs have no float64
         return [(sequence, flat[at]) for sequence, at in self.batch.paths()]
 
 

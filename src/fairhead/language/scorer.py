@@ -11,7 +11,7 @@ fairhead does not depend on vLLM, which pins a version of torch: install it into
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -123,23 +123,26 @@ class Scorer:
         """Log-probability of each continuation after its prefix."""
         refuse_duplicates(requests, "requests")
         found = {r.id: s for r in requests if journal and (s := journal.find(r, per_token)) is not None}
-        wanted = [r for r in requests if r.id not in found]
-        encoded = self._encode(wanted)
+        # A run that goes on reads the batches of an unbroken one: in others the rest might be rounded another way.
+        asked = requests if len(found) < len(requests) else []
+        encoded = self._encode(asked)
         long = [i for i, one in enumerate(encoded) if len(one.sequence.tokens) > self.context]
-        too_long = tuple(wanted[i].id for i in long)
+        too_long = tuple(asked[i].id for i in long)
         if long and on_long == "raise":
             raise InputError(
-                f"{len(long)} of {len(wanted)} requests are longer than the model's context of {self.context} tokens; "
+                f"{len(long)} of {len(asked)} requests are longer than the model's context of {self.context} tokens; "
                 f"the first is {too_long[0]!r} with {len(encoded[long[0]].sequence.tokens)}. Shorten them, or leave "
                 "them out with on_long='skip'"
             )
-        both = zip(encoded, wanted, strict=True)
-        fitting = [(one, asked) for one, asked in both if len(one.sequence.tokens) <= self.context]
-        names = [asked.id for _, asked in fitting]
+        both = zip(encoded, asked, strict=True)
+        fitting = [(one, request) for one, request in both if len(one.sequence.tokens) <= self.context]
+        names = [request.id for _, request in fitting]
+        wanted = {k for k, name in enumerate(names) if name not in found}
         firsts = self._firsts([one for one, _ in fitting], names)
         if progress is not None:
             progress(len(found), len(requests))
-        for batch in self._score_batches([one.sequence for one, _ in fitting], names):
+        for read_at_once in self._score_batches([one.sequence for one, _ in fitting], names, wanted):
+            batch = [(k, read) for k, read in read_at_once if k in wanted]
             scores = []
             for k, read in batch:
                 values = np.concatenate([firsts[k], read]) if k in firsts else read
@@ -176,8 +179,9 @@ class Scorer:
 
     def score_tokens(self, sequences: Sequence[TokenSequence], names: Sequence[str]) -> list[Values]:
         """Log-probabilities of the scored tokens of each sequence; `names` are for messages."""
-        found = dict(one for batch in self._score_batches(sequences, names) for one in batch)
-        return [found[i] for i in range(len(sequences))]
+        everything = range(len(sequences))
+        found = dict(one for batch in self._score_batches(sequences, names, everything) for one in batch)
+        return [found[i] for i in everything]
 
     @property
     def attending(self) -> nn.Module:
@@ -208,17 +212,17 @@ class Scorer:
             )
 
     def _score_batches(
-        self, sequences: Sequence[TokenSequence], names: Sequence[str]
+        self, sequences: Sequence[TokenSequence], names: Sequence[str], wanted: Container[int]
     ) -> Iterator[list[tuple[int, Values]]]:
-        """Batches of (index of the sequence, log-probabilities of its scored tokens)."""
-        for read in self._read(sequences):
+        """Batches of (index of the sequence, log-probabilities of its scored tokens), those wanted among them."""
+        for read in self._read(sequences, wanted):
             if not np.isfinite(np.concatenate([values for _, values in read])).all():
                 for k, values in read:
                     _refuse_infinite(values, names[k])
             yield read
 
-    def _read(self, sequences: Sequence[TokenSequence]) -> Iterator[list[tuple[int, Values]]]:
-        return read_all(self.planned(sequences))
+    def _read(self, sequences: Sequence[TokenSequence], wanted: Container[int]) -> Iterator[list[tuple[int, Values]]]:
+        return read_all(batch for batch in self.planned(sequences) if any(k in wanted for k, _ in batch.paths()))
 
     def planned(self, sequences: Sequence[TokenSequence]) -> Iterator[Planned]:
         """The batches in which sequences are read, the largest first."""
@@ -262,14 +266,16 @@ class VLLMScorer(Scorer):
         self.vocabulary = config.get_vocab_size()
         self.context = config.max_model_len - 1  # the engine always continues a text, by one token at least
 
-    def _read(self, sequences: Sequence[TokenSequence]) -> Iterator[list[tuple[int, Values]]]:
+    def _read(self, sequences: Sequence[TokenSequence], wanted: Container[int]) -> Iterator[list[tuple[int, Values]]]:
+        chosen = [k for k in range(len(sequences)) if k in wanted]
         how = import_module("vllm").SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
-        for begin in range(0, len(sequences), _AT_ONCE):
-            part = [(list(map(int, s.tokens)), s.scored_from) for s in sequences[begin : begin + _AT_ONCE]]
+        for begin in range(0, len(chosen), _AT_ONCE):
+            at_once = chosen[begin : begin + _AT_ONCE]
+            part = [(list(map(int, sequences[k].tokens)), sequences[k].scored_from) for k in at_once]
             read = self.model.generate([{"prompt_token_ids": ids} for ids, _ in part], how, use_tqdm=False)
             yield [
-                (begin + k, np.array([by_token[token].logprob for token, by_token in pairs[first:]], dtype=np.float64))
-                for k, ((ids, first), found) in enumerate(zip(part, read, strict=True))
+                (k, np.array([by_token[token].logprob for token, by_token in pairs[first:]], dtype=np.float64))
+                for k, (ids, first), found in zip(at_once, part, read, strict=True)
                 for pairs in [list(zip(ids, found.prompt_logprobs, strict=True))]
             ]
 
