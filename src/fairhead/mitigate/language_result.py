@@ -100,7 +100,7 @@ def _watched(record: TrainingRecord) -> list[str]:
     score = f"from {100 * before['ss']:.1f} to {100 * after['ss']:.1f} %"
     if chance := seen.get("chance"):  # models of earlier versions have none
         low, high = max(0.0, before["ss"] - chance), min(1.0, before["ss"] + chance)
-        within = ", which holds both" if low <= after["ss"] <= high and seen["chosen"] else ""
+        within = "; the score after is within it" if low <= after["ss"] <= high and seen["chosen"] else ""
         score += f" (95 % interval before: {100 * low:.1f} to {100 * high:.1f} %{within})"
     if (before["ss"] - 0.5) * (after["ss"] - 0.5) < 0:
         score += ", past 50 %,"

@@ -348,9 +348,13 @@ def test_own_pairs_are_balanced_by_the_command(tmp_path, neutral, capsys):
     # Few terms: how much of the change chance explains stands beside it.
     watched = {"items": 3, "chosen": 2, "before": {"ss": 0.8, "perplexity": 10.0}}
     for after, chance, said in (
-        (0.6, 0.3, "from 80.0 to 60.0 % (95 % interval before: 50.0 to 100.0 %, which holds both) and"),
+        (0.6, 0.3, "from 80.0 to 60.0 % (95 % interval before: 50.0 to 100.0 %; the score after is within it) and"),
         (0.6, 0.1, "from 80.0 to 60.0 % (95 % interval before: 70.0 to 90.0 %) and"),
-        (0.4, 0.5, "from 80.0 to 40.0 % (95 % interval before: 30.0 to 100.0 %, which holds both), past 50 %, and"),
+        (
+            0.4,
+            0.5,
+            "from 80.0 to 40.0 % (95 % interval before: 30.0 to 100.0 %; the score after is within it), past 50 %, and",
+        ),
     ):
         looks = {"chance": chance, "after": {"ss": after, "perplexity": 10.0}}
         kept = replace(read, results={**read.results, "watched": watched | looks})
