@@ -11,7 +11,7 @@ from functools import cache
 from itertools import product
 from math import exp, hypot, isnan, log, sqrt
 from statistics import NormalDist
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -105,6 +105,31 @@ def signed_gap(reduction: Reduction, hat: Array, se: Array) -> Callable[[Array],
     exact = len(pools) == 1 or not _is_mean_of_largest(reduction, hat)
     is_gap = exact and reduction.metric.compare not in ("minimum", "pairwise")
     return _signed(_made_by(hat, pools, _to_overall(reduction))) if is_gap else None
+
+
+def further_apart(reduction: Reduction, hat: Array, se: Array, rows: Array) -> Callable[[Array, float], Array]:
+    """From rates and θ to rates of which the groups that make the gap of `hat` are θ further apart.
+
+    The one of fewer `rows` moves by more. Of a lowest rate, that one moves alone.
+    """
+    worst = np.unravel_index(np.nanargmin(hat), hat.shape)
+    steps: list[tuple[tuple[Any, ...], float]] = [(worst, -1.0)]
+    if reduction.metric.compare != "minimum":
+        made_by = _made_by(hat, _pools(reduction, hat, se, _to_overall(reduction)), _to_overall(reduction))
+        ends = [((*end.row.place, end.high), (*end.row.place, end.low)) for end in made_by]
+        steps = [
+            (one, rows[other] / (rows[high] + rows[low]) * (1 if one == high else -1))
+            for high, low in ends
+            for one, other in ((high, low), (low, high))
+        ]
+
+    def at(rates: Array, theta: float) -> Array:
+        found = rates.copy()
+        for place, share in steps:
+            found[place] += share * theta
+        return np.clip(found, 0.0, 1.0) if reduction.metric.unit else found
+
+    return at
 
 
 def _to_overall(reduction: Reduction) -> bool:
@@ -282,8 +307,11 @@ def _reach(hat: Array, pools: list[list[Row]], level: float, to_overall: bool) -
     return max(1.0, (max(v + f for v, _, f in found) - value) / own)
 
 
-def shrink(rates: Sequence[float], se: Sequence[float], beyond: float = _BEYOND) -> list[float]:
-    """Rates moved towards their mean, all the way where noise explains how they differ."""
+def shrink(rates: Sequence[float], se: Sequence[float], beyond: float = _BEYOND, power: float = 1.0) -> list[float]:
+    """Rates moved towards their mean, all the way where noise explains how they differ; by a `power` of the share.
+
+    Each is nearest to its true rate with the power 1; all of them differ as much as the true rates with ½.
+    """
     n = len(rates)
     if n < 2:
         return list(rates)
@@ -297,11 +325,11 @@ def shrink(rates: Sequence[float], se: Sequence[float], beyond: float = _BEYOND)
     noise = [1 / w for w in weights]
     weights = [1 / (v + between) for v in noise]
     mean = sum([w * rate for w, rate in zip(weights, rates, strict=True)]) / sum(weights)
-    return [mean + (rate - mean) * between / (between + v) for rate, v in zip(rates, noise, strict=True)]
+    return [mean + (rate - mean) * (between / (between + v)) ** power for rate, v in zip(rates, noise, strict=True)]
 
 
 def _weights(se: Sequence[float]) -> list[float]:
-    least = max(se) * _LEAST_NOISE
+    least = max(se) * _LEAST_NOISE or _NO_NOISE
     return [1 / max(s, least) ** 2 for s in se]
 
 

@@ -21,6 +21,7 @@ from fairhead.audit.paired_values import (
     Both,
     PairChanges,
     corrected_pairs,
+    detectable,
     pair_changes,
     pair_scores,
     paired_ends,
@@ -197,7 +198,10 @@ class Pair(NamedTuple):
         value, star = drawn.b - drawn.a, drawn.star_b - drawn.star_a
         interval = intervals.percentile(star[~np.isnan(star)], rules.level)
         one, other = (of[metric.name, name] for of in audits)
-        ends, least = paired_ends(metric, drawn, (one, other), interval, rules.level)
+        ends, mde = paired_ends(metric, drawn, (one, other), interval, rules.level), None
+        if test is not None and not isinstance(swapped, str):
+            by_chance = float(np.nanquantile(test.draws, 1 - ALPHA))
+            mde = detectable(drawn, swapped, by_chance, (one, other), interval.se, rules.level)
         found = Difference(
             metric.name,
             name,
@@ -208,7 +212,7 @@ class Pair(NamedTuple):
             max(ends.high, value),
             n,
             1.0 if test is None else permutation_p(test.observed, test.draws),
-            mde=least or None,  # None where the predictions are the same
+            mde=mde,
             ideal=metric.ideal,
             note=_JUDGED if "at_most" in one.detail else None,
         )

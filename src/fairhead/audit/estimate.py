@@ -4,19 +4,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from math import inf, sqrt
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fairhead.audit import metrics
-from fairhead.audit.candidate_rates import candidate_rates, even, tied_lowest
+from fairhead.audit.candidate_rates import candidate_rates, even, shrink, tied_lowest
 from fairhead.audit.catalogue import Metric
 from fairhead.audit.metrics import Reduction, Rules, Stack
 from fairhead.audit.rates import ROUNDED, Rates
 from fairhead.audit.tables import Tables
 from fairhead.report.wording import in_short
-from fairhead.stats import Estimate, intervals
+from fairhead.stats import Estimate, Span, intervals
 from fairhead.stats.bootstrap import STABLE_ROWS
 
 Array = NDArray[np.float64]
@@ -138,6 +139,41 @@ def interval_of(reduction: Reduction, parts: Stack, level: float, lower_alone: b
             endless = metric.compare == "signed_ratio" or "Brier" in metric.rates
             least, most = -1.0 if metric.compare == "signed" else 0.0, np.inf if endless else 1.0
             return found._replace(low=max(found.low, least), high=min(found.high, most))
+
+
+def reach_of_change(
+    reduction: Reduction, first: Stack, value: Array, there: Stack, star: Array, alone: tuple[Span, Span], level: float
+) -> Array:
+    """How far the interval of a change reaches towards 0 in samples [B] of two models, by `intervals.difference`.
+
+    Of figures `value` and `star` there. The better figure alone reaches as far as the first of `alone`, the worse one
+    at least as far as the second, where that is not folded: groups near the extreme ones make it reach further.
+    """
+    interval, worse, ideal = interval_of(reduction, there, level), float(reduction(there.hat)), reduction.metric.ideal
+    better, other = alone
+    x, y, own, end = better.high - better.value, worse - interval.low, other.value - other.low, interval.low
+    folded = other.low == ideal
+    if ideal:
+        x, y, own, end = better.value - better.low, interval.high - worse, other.high - other.value, interval.high
+        folded = other.high == ideal
+    y = max(y, 0.0 if folded else own)
+    if end == ideal:
+        return x + y + 0 * value
+    # How the error of the better figure goes with that of the worse: other groups make it in each sample.
+    noise = (star - star.mean()) / max(float(np.std(star)), ROUNDED)
+    common = np.einsum("b...,b->...", first.star - first.hat, noise) / len(noise)
+    along = (reduction(first.star + _TINY * common) - value) / _TINY
+    z = NormalDist().inv_cdf((1 + level) / 2)
+    return np.asarray(np.sqrt(np.maximum(x * x + y * y - 2 * z * y * along, 0.0)))
+
+
+def shrunk(hat: Array, se: Array) -> Array:
+    """Rates [R, C, G] without what noise explains of how groups differ; NaN stays."""
+    found = hat.copy()
+    for rates, noise in zip(found.reshape(-1, hat.shape[-1]), se.reshape(-1, hat.shape[-1]), strict=True):
+        known = ~np.isnan(rates)
+        rates[known] = shrink(rates[known].tolist(), noise[known].tolist(), 0.0, 0.5)
+    return found
 
 
 def _one_apart(reduction: Reduction, parts: Stack) -> Callable[[float], Array] | None:

@@ -325,6 +325,19 @@ class Stack:
             drawn[order, r, c, g] = binomial_errors(len(order), n, rate)
         return intervals.Errors(drawn, there)
 
+    def some(self, replicates: NDArray[np.integer]) -> "Stack":
+        """The same rates with some of their replicates, by number."""
+        rates = tuple(replace(r, star=r.star[replicates]) for r in self.rates)
+        return replace(self, rates=rates, kept=self.kept[replicates])
+
+    def at(self, rates: Array, shares: bool) -> "Stack":
+        """A sample of as many rows of which these [R, C, G] are the rates, their errors as large as `shares` have."""
+        star = rates - self.hat + self.star
+        if shares:
+            star = np.clip(rates - self.errors_at(self.hat - self.star, self.se, rates).drawn, 0.0, 1.0)
+        moved = (replace(r, hat=rates[k], star=star[:, k]) for k, r in enumerate(self.rates))
+        return replace(self, rates=tuple(moved), hat=rates, kept=np.ones(len(star), dtype=bool))
+
     @cached_property
     def _thin(self) -> dict[tuple[int, int, int], NDArray[np.intp]]:
         """The replicates by descending rate, of rates with few rows, or without a hit or a miss."""

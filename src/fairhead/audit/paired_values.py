@@ -4,15 +4,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from math import prod
+from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fairhead.audit.audit_results import REVERSED
-from fairhead.audit.candidate_rates import contrasts_of, signed_gap
+from fairhead.audit.candidate_rates import contrasts_of, further_apart, signed_gap
 from fairhead.audit.catalogue import Metric
-from fairhead.audit.estimate import enough_rows
+from fairhead.audit.estimate import enough_rows, reach_of_change, shrunk
 from fairhead.audit.metrics import NO_REPLICATE, Reduction, Rules, Stack, association_value
 from fairhead.audit.ranked import CALIBRATION_BINS, binned_auc, equal_bins
 from fairhead.audit.rates import Rates
@@ -30,6 +31,8 @@ Array = NDArray[np.float64]
 ALL_PAIRS = 12
 # What rounding makes of no change at all.
 LEAST = 1e-12
+# Samples that power is reckoned from, and the largest change that is looked for, in standard errors, without a unit.
+_SAMPLES, _FURTHEST = 400, 100.0
 
 
 @dataclass(frozen=True)
@@ -125,10 +128,12 @@ class _Moved:
     """How far rates (of ratios: their logarithms) are from a to b, and in replicates."""
 
     reduction: Reduction
+    stacks: Sequence[Stack]  # the rates themselves, a's and b's
     hats: tuple[Array, Array]  # each [R, C, G]
     stars: tuple[Array, Array]  # each [replicates that are kept, R, C, G]
     kept: NDArray[np.bool_]
     reduce: Callable[[Array], Array]
+    link: Callable[[Array], Array]  # from rates to what moves: themselves, or their logarithms
 
     def most(self, level: float) -> float:
         """The upper end of how far they are apart."""
@@ -137,16 +142,18 @@ class _Moved:
 
     def largest(self) -> intervals.EvenTest:
         """The largest move of any pair of groups, in standard errors where these differ."""
-        moved, star = self.hats[1] - self.hats[0], self.stars[1] - self.stars[0]
-        se = np.maximum(np.std(star, axis=0), LEAST)
-        contrasts = contrasts_of(self.reduction, moved, se)
-        draws = np.full(len(self.kept), np.nan)
+        size, draws = self.sizes(), np.full(len(self.kept), np.nan)
+        draws[self.kept] = size(self.stars[1] - self.stars[0])
+        return intervals.EvenTest(float(size((self.hats[1] - self.hats[0])[None])[0]), draws)
+
+    def sizes(self) -> Callable[[Array], Array]:
+        """From moves [B, R, C, G] to the largest of any pair of groups, [B], as `largest` has it."""
+        se = np.maximum(np.std(self.stars[1] - self.stars[0], axis=0), LEAST)
+        contrasts = contrasts_of(self.reduction, self.hats[1] - self.hats[0], se)
         if contrasts is None:
-            draws[self.kept] = self.reduce(star)
-            return intervals.EvenTest(float(self.reduce(moved)), draws)
+            return self.reduce
         scale = contrasts.se(se)
-        draws[self.kept] = contrasts.largest(star, scale)
-        return intervals.EvenTest(float(contrasts.largest(moved[None], scale)[0]), draws)
+        return lambda moves: contrasts.largest(moves, scale)
 
     def correlation(self) -> float:
         """Of the signed gaps between the groups that make them, a's and b's."""
@@ -159,45 +166,91 @@ class _Moved:
         spread = float(np.linalg.norm(signed[0]) * np.linalg.norm(signed[1]))
         return float(signed[0] @ signed[1]) / spread if spread > 0 else 0.0
 
-    def two_groups(self, level: float) -> tuple[Span, float] | None:
-        """The interval of the change of one gap between two groups, and the least detectable; None for other figures.
-
-        Before a gap that grew there was a smaller one of the same sign or of the other: b has to differ from both.
-        """
+    @property
+    def two_groups(self) -> tuple[int, ...] | None:
+        """The numbers of the two groups of a single gap between two; None for other figures."""
         known = np.flatnonzero(~np.isnan(self.hats[0][0, 0]))
-        if self.hats[0].shape[:2] != (1, 1) or len(known) != 2 or self.reduction.metric.compare != "spread":
-            return None
-        a, b = (np.asarray(hat[0, 0, known[0]] - hat[0, 0, known[1]]) for hat in self.hats)
-        star_a, star_b = (star[:, 0, 0, known[0]] - star[:, 0, 0, known[1]] for star in self.stars)
-        low, high = change_of_size(a, b, star_a, star_b, level)
-        least = [intervals.minimum_detectable(float(np.std(star_b - of)), level) for of in (star_a, -star_a)]
-        size = max(0.0, float(a * a - np.var(star_a))) ** 0.5  # of a, without what noise adds to it
-        both = max(least[0], least[1] - 2 * size) if least[0] > 0 else 0.0
-        return Span(float(abs(b) - abs(a)), float(low), float(high)), both
+        single = self.hats[0].shape[:2] == (1, 1) and self.reduction.metric.compare == "spread"
+        return tuple(known.tolist()) if single and len(known) == 2 else None
 
 
 def paired_ends(
     metric: Metric, drawn: PairedValues, alone: tuple[Estimate, Estimate], bootstrap: intervals.Interval, level: float
-) -> tuple[Span, float]:
-    """The interval of a difference, and the smallest one that it would detect.
+) -> Span:
+    """The interval of a difference.
 
     Smooth figures have their percentile interval. A folded figure is too large by an amount that differs between
     a and b, most of all where b is nearly even and a is not, so its interval is put together from those of a and b.
     It reaches no further than the rates of the same rows moved: |gap(b) − gap(a)| ≤ gap(b − a).
     """
-    value, least = drawn.b - drawn.a, intervals.minimum_detectable(bootstrap.se, level)
-    both = [e.span for e in alone if e.span is not None and "at_most" not in e.detail]
-    if drawn.moved is None or len(both) < 2:
-        return Span(value, bootstrap.low, bootstrap.high), least
-    two = drawn.moved.two_groups(level)
-    if two is not None:
-        return two
-    ends = intervals.difference(both[0], both[1], drawn.moved.correlation(), metric.ideal)
-    most = drawn.moved.most(level)
+    value, moved = drawn.b - drawn.a, drawn.moved
+    both = _spans(alone)
+    if moved is None or len(both) < 2:
+        return Span(value, bootstrap.low, bootstrap.high)
+    if moved.two_groups is not None:
+        (a, b), (star_a, star_b) = ([_apart(of, moved.two_groups) for of in some] for some in (moved.hats, moved.stars))
+        change = change_of_size(a, b, star_a, star_b, level)
+        return Span(float(abs(b) - abs(a)), float(change[0]), float(change[1]))
+    ends = intervals.difference(both[0], both[1], moved.correlation(), metric.ideal)
+    most = moved.most(level)
     low, high = -most, most
     if metric.compare == "ratio":  # there the rates moved by factors
         low, high = drawn.a * (np.exp(-most) - 1), drawn.a * (np.exp(most) - 1)
-    return Span(value, max(ends.low, float(low)), min(ends.high, float(high))), least
+    return Span(value, max(ends.low, float(low)), min(ends.high, float(high)))
+
+
+def _spans(alone: Sequence[Estimate]) -> list[Span]:
+    """The intervals of both figures, where they are without cells that are left out."""
+    return [e.span for e in alone if e.span is not None and "at_most" not in e.detail]
+
+
+def _apart(rates: Array, groups: tuple[int, ...]) -> Array:
+    """The signed difference between two groups, [..., 1, 1, G] to [...]."""
+    return np.asarray(rates[..., 0, 0, groups[0]] - rates[..., 0, 0, groups[1]])
+
+
+def detectable(
+    drawn: PairedValues, swapped: PairedValues, least: float, alone: Sequence[Estimate], se: float, level: float
+) -> float | None:
+    """The smallest change that is significant in 80 % of samples, by its interval and its test; None where none is.
+
+    Samples have the errors that were drawn. Of a folded figure, one model has the rates of the better one, less what
+    noise adds to how they differ. In the other, the groups that make the worse figure are further apart. By its test a
+    change has to be as large as `least`.
+    """
+    moved, both = drawn.moved, _spans(alone)
+    if moved is None or len(both) < 2:
+        return intervals.minimum_detectable(se, level) or None
+    if swapped.moved is None or se < LEAST:
+        return None
+    reduction, metric = moved.reduction, moved.reduction.metric
+    sign, shares = -1.0 if metric.ideal else 1.0, metric.unit and not metric.scores
+    better = int(sign * drawn.b < sign * drawn.a)
+    one, other = (moved.stacks[k].some(np.flatnonzero(moved.kept)[:_SAMPLES]) for k in (better, 1 - better))
+    rates, apart = shrunk(one.hat, one.se), further_apart(reduction, other.hat, other.se, other.effective)
+    first = one.at(rates, shares)
+    value, linked = reduction(first.star), moved.link(first.star)
+    size = None if metric.compare == "minimum" else swapped.moved.sizes()
+
+    def missed(theta: float) -> float:
+        there = other.at(apart(rates, theta), shares)
+        star = reduction(there.star)
+        change = sign * (star - value)
+        if moved.two_groups is None:
+            found = change > reach_of_change(
+                reduction, first, value, there, star, (both[better], both[1 - better]), level
+            )
+        else:
+            a, b = (_apart(sample.star, moved.two_groups) for sample in (first, there))
+            reach = NormalDist().inv_cdf((1 + level) / 2)
+            found = (np.abs(b - a) > reach * np.std(b - a)) & (np.abs(b + a) > reach * np.std(b + a))
+        sizes = np.abs(change) if size is None else size(moved.link(there.star) - linked)
+        return 1 - np.count_nonzero(found & (sizes >= least)) / len(found)
+
+    most = 1.0 if metric.unit else _FURTHEST * se
+    theta = intervals.crossing(missed, 0.2, intervals.minimum_detectable(se, level), most, 0.0, se)
+    change = abs(float(reduction(apart(rates, theta)) - reduction(rates)))
+    return change if theta < most - se / 10 and change > LEAST else None
 
 
 def paired_values(metric: Metric, pair: Both, rules: Rules, reference: int) -> PairedValues | str:
@@ -229,22 +282,25 @@ def paired_values(metric: Metric, pair: Both, rules: Rules, reference: int) -> P
 
 def _moved(reduction: Reduction, stacks: Sequence[Stack]) -> _Moved | None:
     """How the rates behind a folded figure moved."""
-    compare = reduction.metric.compare
+    compare, floor = reduction.metric.compare, 0.5 / np.maximum(stacks[0].rows, 1)
     if compare not in ("spread", "to_overall", "ratio", "minimum", "pairwise"):
         return None
     hats = [stack.hat for stack in stacks]
     kept = stacks[0].kept & stacks[1].kept
     stars = [stack.star[kept[stack.kept]] for stack in stacks]
     reduce: Callable[[Array], Array] = reduction
+
+    def link(rates: Array) -> Array:
+        return rates if compare != "ratio" else np.log(np.maximum(rates, floor))
+
     if compare == "minimum":
         reduce = _largest_move
     elif compare == "ratio":
         if (reduction.multiclass != "max" and hats[0].shape[1] > 1) or min(np.nanmin(hat) for hat in hats) <= 0:
             return None
-        floor = 0.5 / np.maximum(stacks[0].rows, 1)
-        hats, stars = [np.log(hat) for hat in hats], [np.log(np.maximum(star, floor)) for star in stars]
+        hats, stars = [np.log(hat) for hat in hats], [link(star) for star in stars]
         reduce = reduction.gap_of_logarithms
-    return _Moved(reduction, (hats[0], hats[1]), (stars[0], stars[1]), kept, reduce)
+    return _Moved(reduction, stacks, (hats[0], hats[1]), (stars[0], stars[1]), kept, reduce, link)
 
 
 def _largest_move(moves: Array) -> Array:

@@ -195,7 +195,7 @@ def gap(
 
     low = 0.0
     if np.count_nonzero(even.draws >= even.observed) <= alpha * len(null):
-        low = _end(p_value, alpha, guess, 0.0, observed, noise) if se > 0 else observed
+        low = crossing(p_value, alpha, guess, 0.0, observed, noise) if se > 0 else observed
     # Studentised, the lower end starts from rates in the middle of those of the two groups.
     mde = minimum_detectable(se, level, critical, candidates.apart, 1.0 if contrasts is None else 0.5)
     return Interval(low, observed + max(width, 0.0), se, float(null.sum()) / len(null), "inversion", even, mde, surest)
@@ -319,11 +319,11 @@ def minimum(hat: Array, error: Array, tied: Tied | None = None, level: float = 0
         return float(np.count_nonzero(as_low) + np.count_nonzero(np.min(shown, axis=-1) > theta + width)) / len(shown)
 
     reach = max(8 * se, -float(np.min(error[:, worst])))
-    high = _end(p_value, alpha, observed - lowest, observed + reach, observed, se)
+    high = crossing(p_value, alpha, observed - lowest, observed + reach, observed, se)
     return Interval(low, high, se, None, "inversion")
 
 
-def _end(
+def crossing(
     p_value: Callable[[float], float], alpha: float, guess: float, refused: float, kept: float, se: float
 ) -> float:
     """The end of an interval between a value that its test refuses and one that it keeps; figures vary by `se`."""
