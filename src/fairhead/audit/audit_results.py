@@ -299,7 +299,7 @@ def _headlines(gaps: list[Estimate], level: float) -> list[report.Sentence]:
         power, those = "", "Between these two groups, a" if top.groups else "A"
         if top.mde is not None:
             least = scale_of(top.metric, top.mde, top.low, top.high, difference=True).write(top.mde)
-            power = f" {those} sample of this size can detect a gap of {least} or more."
+            power = f" {those} sample of this size can detect a gap of {least} or more, taken alone."
         text = f"the clearest is in {in_words(top.metric)} by {top.group_by}, {_figures(top, level)}.{power}"
         return [report.Sentence(f"No gap in {names} is significant; {text}", "unclear"), *thin]
     of = " of a single column" if any((e.low or 0.0) > (top.low or 0.0) for e in shown.values()) else ""

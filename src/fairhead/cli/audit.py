@@ -53,9 +53,9 @@ A table that fairhead wrote, whose columns it knows, with the groups that `fairh
 **How to read the output**
 
 Each gap has an interval, its number of rows (n), and the minimum detectable effect (MDE): the smallest gap between the
-named groups that a sample of this size detects in four of five cases. "Larger than 0" means that the interval excludes
-0. "Taken alone" means that the gap is not significant after correction over all figures of the verdict. "Not
-significant" does not prove that there is no gap: look at the MDE. "Undefined" means too few rows.
+named groups that a sample of this size detects in four of five cases, were it the only figure. "Larger than 0" means
+that the interval excludes 0. "Taken alone" means that the gap is not significant after correction over all figures of
+the verdict. "Not significant" does not prove that there is no gap: look at the MDE. "Undefined" means too few rows.
 
 The terminal shows percentages, JSON has fractions. Exit code 2: the input is invalid, and one line says why.
 """

@@ -116,7 +116,9 @@ def show_comparison(console: Console, comparison: ComparisonFigures) -> None:
     if correction:
         kind = "permutation p (of gaps: of the change between any two groups; of lowest rates: of equal predictions)"
         kind = kind if comparison.provenance.get("paired", True) else "p"
-        console.print(f"[dim]p adj.: {kind}, corrected over all lines ({correction}).[/]", highlight=False)
+        text = f"p adj.: {kind}, corrected over all lines ({correction})."
+        text += "" if narrow else " MDE: smallest change, taken alone, that such a sample detects with 80 % power."
+        console.print(f"[dim]{text}[/]", highlight=False)
     changed = [p for p in comparison.pairs if p.significant]
     changed.sort(key=lambda p: -abs(p.value or 0.0))
     if changed:
@@ -244,6 +246,7 @@ def _show_legend(console: Console, definitions: Mapping[str, Any]) -> None:
             legend.add_row(_metric_name(metric), escape(str(definition)))
     if not definitions:  # without groups there are no gaps
         return
-    legend.add_row("MDE", "smallest gap between the named groups that a sample of this size detects with 80 % power")
+    least = "smallest gap between the named groups, taken alone, that such a sample detects with 80 % power"
+    legend.add_row("MDE", least)
     console.print()
     console.print(legend, style="dim")
