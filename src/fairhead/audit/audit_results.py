@@ -301,7 +301,16 @@ def _headlines(gaps: list[Estimate], level: float) -> list[report.Sentence]:
             least = scale_of(top.metric, top.mde, top.low, top.high, difference=True).write(top.mde)
             power = f" {those} sample of this size can detect a gap of {least} or more, taken alone."
         text = f"the clearest is in {in_words(top.metric)} by {top.group_by}, {_figures(top, level)}.{power}"
-        return [report.Sentence(f"No gap in {names} is significant; {text}", "unclear"), *thin]
+        known = {e.metric for e in ranked}
+        defined = listed(
+            [in_words(metric, short=True) for metric in dict.fromkeys(e.metric for e in gaps) if metric in known], "or"
+        )
+        without = {e.metric: e for e in reversed(gaps) if e.metric not in known and e.value is None}
+        missing = [
+            report.Sentence(f"No gap in {in_words(m, short=True)} is defined: {e.undefined}.", "note")
+            for m, e in without.items()
+        ]
+        return [report.Sentence(f"No gap in {defined} is significant; {text}", "unclear"), *missing, *thin]
     of = " of a single column" if any((e.low or 0.0) > (top.low or 0.0) for e in shown.values()) else ""
     found = f"The clearest gap{of} is in {in_words(top.metric)} by {top.group_by}: {_figures(top, level)}."
     others = [

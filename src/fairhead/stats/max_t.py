@@ -82,7 +82,9 @@ class _Part(NamedTuple):
             return None
         row = rates[self.place]
         high, low = (self.groups[self.classes[end[contrast]]] for end in (self.a, self.b))
-        return Compared(self.place, int(high[row[high].argmax()]), int(low[row[low].argmin()]))
+        first, second = int(high[row[high].argmax()]), int(low[row[low].argmin()])
+        # A class is compared with itself, too; there the highest can be the lowest.
+        return None if first == second else Compared(self.place, first, second)
 
     def apart(self, ends: "_Ends", some: slice | NDArray[np.intp] = slice(None)) -> Array:
         """Some of the contrasts, shape [contrasts, ...]."""

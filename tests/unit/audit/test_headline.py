@@ -204,6 +204,26 @@ def test_the_most_certain_groups_of_a_mean_of_two_gaps_are_named():
     assert "most certain of A above B in FPR" in audit_verdicts(found)[0].text
 
 
+def test_no_group_is_more_certain_than_itself():
+    """Class 2 is never predicted, so no difference is as certainly near 0 as that of a group and itself there."""
+    y = np.arange(600) % 3
+    group = np.where(np.random.default_rng(0).random(600) < 0.47, "a", "b")
+    predicted = np.where(y == 2, 0, np.random.default_rng(1).integers(0, 2, 600))
+    found = fairhead.audit(Records.from_arrays(y, predicted, groups={"g": group}, classes=[0, 1, 2]))
+    pairs = [pair["groups"] for e in found.estimates for pair in e.detail.get("most_certain", ())]
+    assert all(high != low for high, low in pairs)
+    assert "a above a" not in audit_verdicts(found)[0].text
+
+
+def test_what_is_undefined_is_not_called_insignificant():
+    """With labels of one class, nothing is known of the false positive rate, and so of equalized odds."""
+    group, predicted = np.random.default_rng(0).integers(0, 2, (2, 600))
+    rows = Records.from_arrays(np.ones(600, int), predicted, groups={"g": group}, classes=[0, 1])
+    said, undefined, *_ = audit_verdicts(fairhead.audit(rows))
+    assert said.text.startswith("No gap in demographic parity or equal opportunity is significant")
+    assert undefined.text.startswith("No gap in equalized odds is defined: ")
+
+
 @pytest.mark.parametrize(("metric", "words"), [("FPR_gap", "false positive rate"), ("accuracy_gap", "accuracy")])
 def test_a_gap_that_was_asked_for_alone_makes_the_headline(metric, words):
     rng = np.random.default_rng(0)
