@@ -332,13 +332,13 @@ def audit_command(
             if len(column.levels) > _MANY and not isinstance(column.levels[0], str):
                 hint = f"{name} has {len(column.levels)} numeric groups: combine them with --bins {name}=25,45."
                 console.print(escape(hint), highlight=False)
+        if compared is not None:
+            compared.show(console, names)
+            console.print(f"\n[bold]{escape(f'Audit of A, {names[0]}')}[/]", highlight=False)
         show_page(alone, console)
         for section in sliced:
             console.print()
             section.show(console)
-        if compared is not None:
-            console.print()
-            compared.show(console, names)
 
 
 def _threshold(given: str | None) -> float | str | None:

@@ -227,6 +227,13 @@ def test_a_comparison_without_a_defined_gap_says_why(preds, capsys):
     assert re.search(r"is defined: \w+ has \d rows?; at least 10", out)
 
 
+def test_a_comparison_comes_before_the_audit_of_its_first_file(preds, capsys):
+    columns = ("--label", "y", "--prediction", "yhat", "--group", "race", "--n-boot", "200")
+    main(["audit", str(preds), *columns, "--compare", str(preds)])
+    shown = capsys.readouterr().out
+    assert shown.index("B − A, paired") < shown.index("Audit of A, ") < shown.index("Overall: ")
+
+
 def test_compare_columns_with_rows_dropped(preds, capsys):
     frame = a_frame().astype({"yhat": object, "new": object})
     frame.loc[3, "yhat"] = None
