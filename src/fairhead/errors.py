@@ -57,9 +57,13 @@ def did_you_mean(name: str, known: "list[str] | tuple[str, ...]") -> str:
     Example:
         >>> did_you_mean("lable", ["label", "race"]), did_you_mean("EOD", ["EOp", "EOd"])
         (" Did you mean 'label'?", " Did you mean 'EOd'?")
+        >>> did_you_mean("lr", ["lora", "learning_rate"]), did_you_mean("dp", ["DP_pairwise", "DP"])
+        (" Did you mean 'learning_rate'?", " Did you mean 'DP'?")
     """
     from difflib import get_close_matches
 
-    by_lower = {other.lower(): other for other in reversed(known)}
-    near = get_close_matches(name.lower(), list(by_lower), n=1)
+    given, by_lower = name.lower(), {other.lower(): other for other in reversed(known)}
+    by_initials = {"".join(word[:1] for word in other.split("_")): other for other in by_lower if "_" in other}
+    near = [given] if given in by_lower else [by_initials[given]] if given in by_initials else []
+    near = near or get_close_matches(given, list(by_lower), n=1)
     return f" Did you mean {by_lower[near[0]]!r}?" if near else ""
