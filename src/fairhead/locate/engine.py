@@ -49,7 +49,7 @@ from fairhead.report.model_card import name_of
 from fairhead.report.page import Sentence
 from fairhead.report.sections.bench_block import EditFront, Frontier, Point
 from fairhead.report.sections.plain import PlainTable, PlainTables
-from fairhead.report.wording import metric_name, signed
+from fairhead.report.wording import from_to, is_share, metric_name, scale_for, signed
 from fairhead.stats import Difference, adjust
 
 _EXACT = 16  # heads that are run, where others are estimated
@@ -267,9 +267,9 @@ class Doses:
             return Sentence(f"{name} of the chosen edit is undefined on the other half: too few rows.", "unclear")
         reached, name = abs(gap.b) <= self.target * abs(gap.a), f"{self.chosen.kind} of {_many(self.chosen)}"
         return Sentence(
-            f"Of {len(self.tried)} edits, {name} is the cheapest that is {goal} On the reporting half it goes from "
-            f"{gap.a:.3f} to {gap.b:.3f} ({'confirmed' if reached else 'not reached'}), and accuracy changes by "
-            f"{signed(100 * accuracy.value, 1)} points.",
+            f"Of {len(self.tried)} edits, {name} is the cheapest that is {goal} On the reporting half it goes "
+            f"{from_to(gap.metric, gap.a, gap.b)} ({'confirmed' if reached else 'not reached'}), and accuracy changes "
+            f"by {signed(100 * accuracy.value, 1)} points.",
             "good" if reached else "unclear",
         )
 
@@ -279,12 +279,14 @@ class Doses:
         for dose in self.front:
             gap, accuracy = dose.change(self.metric), dose.change("accuracy")
             name = f"{dose.kind}, {_many(dose)}{' (chosen)' if dose is self.chosen else ''}"
-            rows.append([name, "–" if gap is None else f"{gap.b:.3f}", written(gap), written(accuracy, 100)])
+            after = "–" if gap is None or gap.b is None else scale_for(gap.metric).number(gap.b)
+            rows.append([name, after, written(gap), written(accuracy)])
             x, y = _ends(accuracy), _ends(gap)
             if x and y:
                 plain = Point("as it is", x[0], x[0], x[0], y[0], y[0], y[0])
                 points.append(Point(name, x[1], x[2], x[3], y[1], y[2], y[3]))
-        columns = ["edit", metric_name(self.metric), "change", "change of accuracy, points"]
+        unit = ", %" if is_share(self.metric) else ""
+        columns = ["edit", f"{metric_name(self.metric)}{unit}", "change", "change of accuracy, points"]
         caption = "Edits that no other beats on the selection half, with their figures on the reporting half."
         tables = [PlainTable(caption=caption, columns=columns, rows=rows)]
         title = "The cheapest edit that reaches the wanted gap"

@@ -26,7 +26,7 @@ from fairhead.locate.head_features import Array
 from fairhead.locate.head_maps import Head, gained, mask_of
 from fairhead.locate.locate_settings import LocatePlan
 from fairhead.locate.rows import MIN_CELL, SURE, Evaluation, halves
-from fairhead.report.wording import metric_name
+from fairhead.report.wording import from_to, metric_name, scale_for
 
 GIVEN = "The gains are those of the head map."
 LEARNED = "Learned with clusters of outputs balanced, without any group."
@@ -101,10 +101,11 @@ class GroupAwareGains:
     def sentence(self) -> str:
         """How they were learned, and what is expected of them."""
         missed = "" if self.reached else "; no step is surely within the target, this comes nearest"
+        bound = scale_for(self.metric).write(self.upper)
         return (
             f"Gains were learned with the groups of the selection half. Out of fold, {metric_name(self.metric)} goes "
-            f"there from {self.before:.3f} to {self.gap:.3f} (one-sided {100 * SURE:.0f} % prediction bound "
-            f"{self.upper:.3f}{missed}) at an accuracy of {100 * self.accuracy:.1f} %."
+            f"there {from_to(self.metric, self.before, self.gap)} (one-sided {100 * SURE:.0f} % prediction bound "
+            f"{bound}{missed}) at an accuracy of {100 * self.accuracy:.1f} %."
         )
 
 

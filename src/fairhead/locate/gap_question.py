@@ -27,6 +27,7 @@ from fairhead.locate.rows import Evaluation, comparable_rows, halves_of
 from fairhead.locate.studies import Edited, Mask, Study
 from fairhead.models.inputs import RowInputs
 from fairhead.records import Records
+from fairhead.report.wording import signed
 
 NO_TEXTS = "the rank sum needs texts, those of the attribute among them: add --texts, and a text side"
 _EXTREMES = 4
@@ -185,7 +186,7 @@ class GapQuestion(Question[Evaluation]):
             return []
         return [
             "In the selection half the gap of the evidence as a whole is not significant "
-            f"({direct.total:.3f} logits, {direct.total_low:.3f} to {direct.total_high:.3f}): which "
+            f"({signed(direct.total)} logits, {signed(direct.total_low)} to {signed(direct.total_high)}): which "
             "heads are on its side is uncertain."
         ]
 

@@ -19,7 +19,7 @@ from fairhead.report.sections import Section
 from fairhead.report.sections.attention_sections import picture_address
 from fairhead.report.sections.headmap import MOST, Fact, SpanText
 from fairhead.report.sections.plain import PlainTable
-from fairhead.report.wording import head_name, metric_name, p_value, signed
+from fairhead.report.wording import from_to, head_name, is_share, metric_name, p_value, scale_for, signed
 from fairhead.stats import Difference, p_text
 
 STAND_IN = (
@@ -45,7 +45,10 @@ class GapLocated(Located[Evaluation]):
     in_table: ClassVar[tuple[str, ...]] = ("evidence_gap", *shown, "accuracy")
     gaps: ClassVar[tuple[str, ...]] = ("evidence_gap", *shown)
     figure: ClassVar[str] = "metric"
-    caption: ClassVar[str] = "p: random heads lower it as much, matched by layer or by output norm"
+    caption: ClassVar[str] = (
+        "gaps and accuracy in percent, changes in points (the evidence gap, in logits, and V as they are); "
+        "p: random heads lower it as much, matched by layer or by output norm"
+    )
     edit_names: ClassVar[Mapping[str, str]] = {
         "mean": "replacing the heads' output by its balanced mean",
         "zero": "setting the heads to zero",
@@ -127,8 +130,10 @@ class GapLocated(Located[Evaluation]):
             edit = self.edit_words(study, start=False)
             return Sentence(f"The effect of {edit} is undefined: too few rows.", "unclear")
         name = {"cramers_v": "Cramér's V of prediction and group"}.get(change.metric, change.metric)
+        assert change.a is not None
+        assert change.b is not None
         text = (
-            f"{self.edit_words(study)} changes {name} from {change.a:.3f} to {change.b:.3f} "
+            f"{self.edit_words(study)} changes {name} {from_to(change.metric, change.a, change.b)} "
             f"({interval(change)}, corrected {p_text(change.p_adjusted)})."
         )
         ablation = next((a for a in study.ablations if a.change is change), None)
@@ -139,7 +144,7 @@ class GapLocated(Located[Evaluation]):
             gap = f"from {' to '.join(ends)} logits ({interval(behind)})"
             text += f" The gap in the evidence for {self.evidence} goes {gap}."
         if accuracy is not None and accuracy.value is not None:
-            points = f"{signed(100 * accuracy.value, 1)} points ({interval(accuracy, 100, 1)})"
+            points = f"{signed(100 * accuracy.value, 1)} points ({interval(accuracy)})"
             text += f" Accuracy changes by {points}."
         cost = accuracy is not None and accuracy.high is not None and accuracy.high < 0
         found = outcome(change, ablation)
@@ -163,10 +168,13 @@ class GapLocated(Located[Evaluation]):
         """The baselines with what differs between them and the reported edit of heads, paired."""
         rows, metric = [], ""
         for study, gap, accuracy in self._baselines():
-            metric, cost = metric_name(gap.metric), study.change("accuracy")
+            cost = study.change("accuracy")
             own = "–" if cost is None or cost.value is None else signed(100 * cost.value, 1)
-            cells = written(gap, with_p=True), written(accuracy, 100, with_p=True)
-            rows.append([self._named(study), f"{gap.a:.3f}", own, *cells])
+            cells = written(gap, with_p=True), written(accuracy, with_p=True)
+            rows.append(
+                [self._named(study), "–" if gap.a is None else scale_for(gap.metric).number(gap.a), own, *cells]
+            )
+            metric = metric_name(gap.metric) + (", %" if is_share(gap.metric) else "")
         columns = ["baseline", metric, "change of accuracy, points", "heads minus baseline", "accuracy, points"]
         caption = "The last two columns are the reported edit of heads minus the baseline, paired over rows."
         return PlainTable(caption=caption, columns=columns, rows=rows) if rows else None

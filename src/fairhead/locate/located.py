@@ -19,7 +19,7 @@ from fairhead.locate.edits import parsed
 from fairhead.locate.head_maps import Head, HeadMap
 from fairhead.locate.locate_settings import LocatePlan
 from fairhead.locate.question import Extremes, Question, R, check_target, edited_title
-from fairhead.locate.studies import Controls, Study, study
+from fairhead.locate.studies import Controls, Study, study, written
 from fairhead.report import TONES, Result, terminal
 from fairhead.report.model_card import Card, name_of
 from fairhead.report.page import Report, Sentence, write
@@ -27,7 +27,7 @@ from fairhead.report.sections import Section
 from fairhead.report.sections.changes import Compared
 from fairhead.report.sections.headmap import Fact, HeadCard, Headmaps, TopHeads
 from fairhead.report.sections.plain import Curve, PlainTable, PlainTables, Step, Steps, Text
-from fairhead.report.wording import head_name, head_names, metric_name, number, p_value, signed
+from fairhead.report.wording import head_name, head_names, metric_name, p_value, scale_for
 from fairhead.store import write_json
 
 SCHEMA = "fairhead.headmap/1"
@@ -283,13 +283,14 @@ class Located(Result, ABC, Generic[R]):
             by_layer, norm = ({a.change.metric: a for a in sets} for sets in (edit.ablations, edit.norm_matched))
             rows.append([f"{edit.kind}, {edit.way}"])
             for change in (change for change in map(edit.change, self.in_table) if change is not None):
-                low = "" if change.low is None else f" ({signed(change.low)} to {signed(change.high)})"
+                scale = scale_for(change.metric)
+                ends = ["–" if end is None else scale.number(end) for end in (change.a, change.b)]
                 name = {"cramers_v": "V"}.get(change.metric, change.metric.replace("_", " "))
                 # Controls test whether a gap is lowered; a fall of accuracy is the cost, not the aim.
                 tests = (by_layer, norm) if by_norm else (by_layer,)
                 tested = (sets.get(change.metric) if change.metric in self.gaps else None for sets in tests)
                 p = ("" if ablation is None else p_value(ablation.p_controls) for ablation in tested)
-                rows.append([name, number(change.a), number(change.b), f"{signed(change.value)}{low}", *p])
+                rows.append([name, *ends, written(change), *p])
         columns = [self.figure, "before", "after", "change", "p layer", *(["p norm"] if by_norm else [])]
         return PlainTable(caption=f"Effects of editing the selected heads; {self.caption}", columns=columns, rows=rows)
 

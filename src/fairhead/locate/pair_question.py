@@ -1,7 +1,6 @@
 """The log-odds of pairs of texts under a causal language model, asked of their terms and of forward passes."""
 
 import copy
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +21,7 @@ from fairhead.locate.locate_settings import LocatePlan
 from fairhead.locate.located import Located
 from fairhead.locate.log_odds import PairTerms, encoded_texts, whole
 from fairhead.locate.pair_rows import TextPairs, halves_of_pairs
-from fairhead.locate.passes import has_tf32, text_passes
+from fairhead.locate.passes import Stages, has_tf32, text_passes
 from fairhead.locate.question import Extremes, Question
 from fairhead.locate.studies import Edited, Study, among_controls, interval, outcome
 from fairhead.report.page import Sentence
@@ -50,7 +49,10 @@ class PairLocated(Located[TextPairs]):
     in_table: ClassVar[tuple[str, ...]] = shown
     gaps: ClassVar[tuple[str, ...]] = ("log_odds", "log_odds_size", "ss")
     figure: ClassVar[str] = "figure"
-    caption: ClassVar[str] = "p layer: random heads of the same layers lower it as much"
+    caption: ClassVar[str] = (
+        "scores in percent, changes in points (log-odds in nats); p layer: random heads of the same layers lower it "
+        "as much"
+    )
     edit_names: ClassVar[Mapping[str, str]] = {
         "mean": "replacing the heads' output by its mean",
         "zero": "setting the heads to zero",
@@ -212,7 +214,7 @@ class PairQuestion(Question[TextPairs]):
         seed: int = 0,  # of halves, and of the outputs that are resampled
         progress: Callable[[str, int, int], None] | None = None,  # called with (stage, texts done, texts)
     ) -> None:
-        self.scorer, self._progress, self._rounds = scorer, progress, itertools.count(1)
+        self.scorer, self._stages = scorer, Stages(progress)
         self.choosing = halves_of_pairs(pairs, seed)
         self.comparable = np.ones(len(pairs), dtype=bool)
         self._sequences = encoded_texts(scorer, pairs)
@@ -244,12 +246,7 @@ class PairQuestion(Question[TextPairs]):
         """All texts of some pairs, by the model itself."""
         texts, part = self._texts(rows), self.rows.take(rows)
         tokens = np.array([len(text.tokens) - text.scored_from for text in texts])
-        number = next(self._rounds)
-
-        def tell(done: int, runs: int) -> None:
-            if self._progress is not None:
-                self._progress(f"forward passes {number}, {runs} sets of heads a text ({kind})", done, len(texts))
-
+        tell = self._stages.sweep(len(texts))
         passes = text_passes(self.scorer, texts, self.edits, kind, tf32=self.in_tf32, progress=tell)
         return lambda sets: [part.read(found, tokens) for found in passes(sets)]
 

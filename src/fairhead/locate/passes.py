@@ -4,7 +4,7 @@ Each batch is run once as it is. A set of heads then starts at the first layer t
 entered it: heads of the last two of twelve layers cost a sixth of a pass, and each image is decoded once.
 """
 
-import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -139,6 +139,44 @@ class Sweep:
                 del block.forward
 
 
+class Stages:
+    """Names of what is run, for the progress: those that come again are numbered.
+
+    Example:
+        >>> stages = Stages(print)
+        >>> for tell in (stages.sweep(8), stages.sweep(8)):
+        ...     tell(4, 1)
+        forward passes of the model 4 8
+        forward passes of the model, round 2 4 8
+        >>> stages.sweep(8)(4, 17)
+        forward passes with 17 sets of heads 4 8
+    """
+
+    def __init__(self, progress: Callable[[str, int, int], None] | None) -> None:
+        self._progress, self._seen = progress, Counter[str]()
+
+    def begun(self, what: str, total: int) -> Callable[[int], None]:
+        """Start a stage of so many rows; call what is returned with how many are done."""
+        self._seen[what] += 1
+        stage = what if self._seen[what] == 1 else f"{what}, round {self._seen[what]}"
+        return lambda done: None if self._progress is None else self._progress(stage, done, total)
+
+    def sweep(self, total: int) -> Callable[[int, int], None]:
+        """The progress of a `Sweep` over so many rows, whose calls each are a stage."""
+        before, tell = total, None
+
+        def batch(done: int, sets: int) -> None:
+            nonlocal before, tell
+            if tell is None or done <= before:  # from the start again
+                tell = self.begun(
+                    f"forward passes {'of the model' if sets == 1 else f'with {sets} sets of heads'}", total
+                )
+            before = done
+            tell(done)
+
+        return batch
+
+
 class Estimated(NamedTuple):
     """What k figures of each of n rows lose without each head, [n, L, H, k], and the outputs there, [n, d']."""
 
@@ -159,7 +197,10 @@ class RowPasses:
     # Gives the order in which some rows are best read; None for as they come
     order: Callable[[NDArray[np.intp]], NDArray[np.intp]] | None = None
     progress: Callable[[str, int, int], None] | None = None  # called with (stage, rows done, rows)
-    _rounds: Iterator[int] = field(default_factory=lambda: itertools.count(1), init=False, repr=False)
+
+    @cached_property
+    def _stages(self) -> Stages:
+        return Stages(self.progress)
 
     def __post_init__(self) -> None:
         if self.everywhere is None and self.decomposer.pool is not None:
@@ -170,11 +211,6 @@ class RowPasses:
 
     def __call__(self, rows: NDArray[np.intp], edits: HeadEdits, kind: str) -> Sweep:
         """Logits of some rows with each of several sets of heads edited; `edits` are those of the first token."""
-        number = next(self._rounds)
-
-        def tell(done: int, sets: int) -> None:
-            self._tell(f"forward passes {number}, {sets} sets of heads a row", done, len(rows))
-
         # Whose output a resampled row gets must not depend on how long it is.
         as_it_comes = self.order is None or kind == "resample"
         order = np.arange(len(rows)) if as_it_comes or self.order is None else self.order(rows)
@@ -193,7 +229,7 @@ class RowPasses:
             tokens=0 if self.everywhere is None else None,
             place=np.argsort(order, kind="stable"),
             tf32=self.in_tf32,
-            progress=tell,
+            progress=self._stages.sweep(len(rows)),
         )
 
     def estimate(
@@ -213,11 +249,8 @@ class RowPasses:
         already, by the kind `now`: what is estimated is then what another edit would change from there.
         """
         used, tokens = (edits, 0) if self.everywhere is None else (self.everywhere, None)
-        opened, what = (
-            tap(self.decomposer.stream.base),
-            "effects of heads by gradients" if slopes else "gains tried",
-        )
-        stage = f"{what}, pass {next(self._rounds)}"
+        opened = tap(self.decomposer.stream.base)
+        tell = self._stages.begun("effects of heads by gradients" if slopes else "trying gains", len(rows))
         order = np.arange(len(rows)) if self.order is None else self.order(rows)
         every = [(site.layer, head) for site in opened.sites for head in range(site.n_heads)]
         found: list[Array] = []
@@ -246,13 +279,9 @@ class RowPasses:
                 lost.append(torch.stack([part if part.dim() == 2 else part.sum(1) for part in parts], 1))
             empty = output.new_zeros(len(output), len(kept), kept[0].shape[-2], 0)
             found.append((torch.stack(lost, -1) if lost else empty).double().cpu().numpy())
-            self._tell(stage, sum(map(len, found)), len(rows))
+            tell(sum(map(len, found)))
         back = np.argsort(order, kind="stable")
         return Estimated(np.concatenate(found)[back], np.concatenate(outputs)[back])
-
-    def _tell(self, stage: str, done: int, rows: int) -> None:
-        if self.progress is not None:
-            self.progress(stage, done, rows)
 
     @property
     def fast(self) -> bool:

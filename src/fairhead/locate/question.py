@@ -252,7 +252,7 @@ class TwoModels:
         table = PlainTable(
             caption=f"Heads whose direct contribution differs most, in {d.unit}", columns=columns, rows=rows
         )
-        title = f"Beside {self.other}"
+        title = f"Compared with {self.other}"
         return [
             Headmaps(title=title, text=self.verdict().text, names=list(named), maps=maps),
             PlainTables(title="Where the models differ", tables=[table]),

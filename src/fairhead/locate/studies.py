@@ -16,7 +16,7 @@ from fairhead.locate.head_features import Array
 from fairhead.locate.head_maps import Head, HeadMap
 from fairhead.locate.locate_settings import LocatePlan
 from fairhead.report.page import Sentence
-from fairhead.report.wording import signed
+from fairhead.report.wording import scale_for
 from fairhead.stats import ALPHA, Difference, p_text
 
 # Sets of heads -> what is read with each of them edited; the empty set is the model as it is.
@@ -381,17 +381,17 @@ def among_controls(ablation: Ablation) -> str:
     return f"{sets}, {count} {what} ({p_text(ablation.p_controls)})."
 
 
-def interval(change: Difference, factor: float = 1, digits: int = 3) -> str:
-    """The ends of a change, times a factor."""
+def interval(change: Difference, sign: int = 1) -> str:
+    """The ends of a change, or of what is its opposite."""
     if change.low is None or change.high is None:
         return "no interval"
-    ends = sorted((factor * change.low, factor * change.high))
-    return f"95 % interval {' to '.join(signed(end, digits) for end in ends)}"
+    ends = sorted((sign * change.low, sign * change.high))
+    return f"95 % interval {' to '.join(scale_for(change.metric).number(end, signed=True) for end in ends)}"
 
 
-def written(change: Difference | None, factor: float = 1, with_p: bool = False) -> str:
-    """A change with its interval in a cell of a table; in points where the factor is 100."""
-    if change is None or change.value is None or change.low is None or change.high is None:
+def written(change: Difference | None, with_p: bool = False) -> str:
+    """A change with its interval in a cell of a table; of a share in points."""
+    if change is None or change.value is None:
         return "–"
-    value, low, high = (signed(factor * x, 3 if factor == 1 else 1) for x in (change.value, change.low, change.high))
-    return f"{value} ({low} to {high}{f'; {p_text(change.p_adjusted)}' if with_p else ''})"
+    ends = interval(change).removeprefix("95 % interval ") + (f"; {p_text(change.p_adjusted)}" if with_p else "")
+    return f"{scale_for(change.metric).number(change.value, signed=True)} ({ends})"

@@ -202,6 +202,17 @@ def scale_of(
     return _scale(factor, value, low, high, "" if factor == 1 else "points" if difference else "%")
 
 
+def scale_for(metric: str) -> Scale:
+    """The same for a table, in which figures of all sizes have as many decimals."""
+    return Scale(100.0, 1, "%") if is_share(metric) else Scale(1.0, 3)
+
+
+def from_to(metric: str, before: float, after: float) -> str:
+    """A figure before and after, for a sentence."""
+    scale = scale_for(metric)
+    return f"from {scale.number(before)} to {scale.write(after)}"
+
+
 def with_interval(figure: Estimate | Difference, signed: bool = False) -> str:
     """A figure that has a value, with its interval in brackets where it has one; signed: as a difference.
 

@@ -567,7 +567,7 @@ def test_another_model_is_shown_beside(located, clip, faces, capsys, tmp_path) -
     assert "Heads whose direct contribution differs most" in capsys.readouterr().out
     against = json.loads((tmp_path / "headmap.json").read_text())["against"]
     assert np.allclose(np.array(against["theirs"]["values"])[1, :2], 0, atol=1e-6)
-    assert "Beside b" in (tmp_path / "report.html").read_text()
+    assert "Compared with b" in (tmp_path / "report.html").read_text()
 
 
 def test_an_encoder_of_patches_alone_is_read_at_their_mean(faces, tmp_path) -> None:

@@ -23,7 +23,7 @@ from fairhead.locate.locate_settings import LocatePlan
 from fairhead.locate.passes import RowPasses
 from fairhead.locate.question import compare_models
 from fairhead.locate.rows import Evaluation, halves_of
-from fairhead.locate.studies import Ablation, layer_matched, outcome, study
+from fairhead.locate.studies import Ablation, interval, layer_matched, outcome, study, written
 from fairhead.report import Sentence, render
 from fairhead.stats import Difference
 
@@ -536,3 +536,12 @@ def test_a_group_without_enough_rows_of_each_class_is_no_pole() -> None:
     assert sorted(rows.farthest(logits[choosing], choosing)) == [1, 2]
     with pytest.raises(InputError, match="no class has 10 texts of two groups of shade in both halves"):
         rows.take(group == 0).shared_classes(choosing[group == 0])
+
+
+def test_shares_are_told_in_percent_as_elsewhere():
+    share = Difference("EOd", "sex", 0.170, 0.155, -0.015, -0.2, 0.25, n=90)
+    logits = replace(share, metric="evidence_gap")
+    assert (written(share), interval(share)) == ("−1.5 (−20.0 to +25.0)", "95 % interval −20.0 to +25.0")
+    assert written(logits) == "−0.015 (−0.200 to +0.250)"
+    assert interval(logits, -1) == "95 % interval −0.250 to +0.200"
+    assert written(replace(share, low=None, high=None)) == "−1.5 (no interval)"
