@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from inspect import signature
 from itertools import combinations
 from math import prod
 from typing import Any, NamedTuple
@@ -13,14 +12,13 @@ from numpy.typing import NDArray
 
 from fairhead.audit.score_rates import SCORE_GAPS, Scores
 from fairhead.errors import InputError, did_you_mean
-from fairhead.records import Column, Records, composed
+from fairhead.records import Column, Records, TableColumns, composed
 from fairhead.report.wording import CROSS
 from fairhead.stats.clusters import cell_numbers
 
 _IDS, _LEAST = 100, 10  # more groups than half of the rows are ids where none has ten rows
 _CROSSED = 2_000  # groups of all intersections together: time and memory go with their pairs
-# What `Records.read` is told about a file or a data frame.
-COLUMNS = tuple(name for name in signature(Records.read).parameters if name not in ("path", "positive"))
+COLUMNS = tuple(TableColumns.__annotations__)
 
 
 def read_rows(data: Any, positive: Any, columns: Mapping[str, Any]) -> tuple[Records, Any]:

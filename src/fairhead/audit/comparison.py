@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
 from statistics import NormalDist
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +30,7 @@ from fairhead.audit.paired_values import (
 from fairhead.audit.run_audit import audit
 from fairhead.audit.tables import Drawing, Draws
 from fairhead.errors import InputError
-from fairhead.records import Column, Records
+from fairhead.records import Column, Records, TableColumns
 from fairhead.stats import ALPHA, Correction, Difference, Estimate, Span, adjust, intervals
 from fairhead.stats.bootstrap import MIN_ROWS
 from fairhead.stats.intervals import difference, minimum_detectable
@@ -64,7 +64,7 @@ def compare(
     positive: Any = None,
     reference: Mapping[str, Any] | Sequence[str] | str | None = None,
     correction: Correction | Literal["westfall-young"] = "westfall-young",
-    **columns: Any,
+    **columns: Unpack[TableColumns],
 ) -> Comparison:
     """Compare the gaps of two sets of predictions for the same rows, b minus a.
 
@@ -105,6 +105,8 @@ def compare(
     """
     if correction not in ("westfall-young", "holm", "bh"):
         raise InputError(f"correction is {correction!r}; expected 'westfall-young', 'holm' or 'bh'.")
+    if not isinstance(n_perm, int | np.integer) or n_perm < 100:
+        raise InputError(f"n_perm is {n_perm!r}; at least 100 permutations are needed for a p-value.")
     a, b, positive = read_both(a, b, positive, columns)
     joined = join(a, b)
     options: dict[str, Any] = {

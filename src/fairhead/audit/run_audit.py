@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from fairhead.audit.rates import RATES, Rates
 from fairhead.audit.score_rates import SCORE_GAPS, ScoreTables, curves_of
 from fairhead.audit.tables import NUMBER_RATES, Drawing, Draws, Tables, count_together
 from fairhead.errors import InputError
-from fairhead.records import Column, Records, keep_freed_memory
+from fairhead.records import Column, Records, TableColumns, keep_freed_memory
 from fairhead.report.wording import HOLDS, UNDECIDED, four_fifths
 from fairhead.stats import Curves, Estimate, GroupRow, intervals
 from fairhead.stats.bootstrap import MIN_ROWS, STABLE_ROWS
@@ -46,7 +46,7 @@ def audit(
     multiclass: Multiclass = "max",
     positive: Any = None,
     reference: Mapping[str, Any] | Sequence[str] | str | None = None,
-    **columns: Any,
+    **columns: Unpack[TableColumns],
 ) -> Audit:
     """Measure the gaps between groups, with confidence intervals.
 

@@ -7,7 +7,7 @@ them, with intervals corrected for how many were chosen, comes from the other ha
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from fairhead.audit.metrics import Rules
 from fairhead.audit.run_audit import Part
 from fairhead.audit.tables import Draws
 from fairhead.errors import InputError
-from fairhead.records import Column, Records
+from fairhead.records import Column, Records, TableColumns
 from fairhead.report import Result
 from fairhead.report.wording import CROSS, Scale, count, in_words, metric_name, scale_of
 from fairhead.stats import GroupRow, Span
@@ -115,7 +115,7 @@ def worst_slices(
     seed: int = 0,
     level: float = 0.95,
     positive: Any = None,
-    **columns: Any,
+    **columns: Unpack[TableColumns],
 ) -> Slices:
     """The intersections of one to three group columns with the worst rate, confirmed on rows that did not choose them.
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from html import escape
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 from unicodedata import normalize
 
 import numpy as np
@@ -21,6 +21,26 @@ from fairhead.errors import InputError
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+class TableColumns(TypedDict, total=False):
+    """What may be said of a file or a data frame; `Records.read` documents each."""
+
+    label: str | Sequence[str]  # several only for an audit
+    prediction: str | Sequence[str] | None  # as many as labels; or two for `fairhead.compare`
+    score: str | Sequence[str] | None
+    groups: str | Sequence[str]
+    id: str | None
+    cluster: str | None
+    weight: str | None
+    classes: Sequence[Any] | None
+    threshold: float | str | None
+    drop_missing: bool
+    where: str | None
+    bins: Mapping[str, Sequence[float]] | None
+    target: str | None
+    encoding: str | None
+    decimal: str | None
 
 
 @dataclass(frozen=True)
@@ -161,7 +181,7 @@ class Records:
         return build(draft, Options(classes, positive, threshold, drop_missing))
 
     @classmethod
-    def from_frame(cls, frame: Any, **columns: Any) -> "Records":
+    def from_frame(cls, frame: Any, *, positive: Any = None, **columns: Unpack[TableColumns]) -> "Records":
         """Records from a data frame; `columns` are the arguments of `read`, but for the encoding and the decimal sign.
 
         Accepts pandas and polars frames, Arrow tables, a `datasets.Dataset`, and arrays or lists by column name.
@@ -172,7 +192,8 @@ class Records:
             >>> Records.from_frame(frame, label="y", score="p", groups="race").prediction.values().tolist()
             [1, 0]
         """
-        return cls.read(frame, **columns)
+        given: dict[str, Any] = {**columns}
+        return cls.read(frame, positive=positive, **given)
 
     @classmethod
     def read(

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from numbers import Real
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -85,6 +86,8 @@ class Layout:
             found = cls(label, score=scores, groups=tuple(others), **roles)
         else:
             found = cls(label, prediction, scores, groups, id, cluster, weight)
+        if not isinstance(bins, Mapping | None):
+            raise InputError(f"bins is {bins!r}; expected the edges of each column, such as {{'age': [25, 45]}}")
         edges = {name: _edges(name, given, found.groups) for name, given in (bins or {}).items()}
         found = replace(found, where=None if where is None else Where.parse(where), bins=edges)
         for name in (*found.columns, *(found.where.columns if found.where else ())):
@@ -130,8 +133,8 @@ class Layout:
 
 
 def _edges(name: str, given: Sequence[float], groups: Sequence[str]) -> tuple[float, ...]:
-    edges = tuple(given)
-    if not edges or any(b <= a for a, b in pairwise(edges)):
+    edges = tuple(given) if isinstance(given, Iterable) else (given,)
+    if not edges or not all(isinstance(x, Real) for x in edges) or any(b <= a for a, b in pairwise(edges)):
         raise InputError(f"the bins of {name!r} are {list(edges)}; expected ascending numbers such as 25,45")
     if name not in groups:
         raise InputError(f"bins are given for {name!r}, which is no group column; name it (--group {name}; groups=...)")

@@ -74,9 +74,9 @@ class Result:
             cls.__repr__ = Result.__repr__  # type: ignore[method-assign]
 
     def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__} with {len(self.rows()):,} figures: show() prints them, report(path) writes a page"
-        )
+        n = len(self.rows())
+        figures, them = ("figure", "it") if n == 1 else ("figures", "them")
+        return f"{type(self).__name__} with {n:,} {figures}: show() prints {them}, report(path) writes a page"
 
     def page(self) -> "Report":
         """The result as a report."""

@@ -1,5 +1,8 @@
 """Audits of data frames, and gaps as scores of scikit-learn."""
 
+from inspect import signature
+from typing import get_args, get_type_hints
+
 import numpy as np
 import pandas as pd
 import polars as pl
@@ -12,7 +15,7 @@ from sklearn.model_selection import GridSearchCV, cross_val_score
 import fairhead
 from fairhead.audit import scorer
 from fairhead.errors import InputError
-from fairhead.records import Records
+from fairhead.records import Records, TableColumns
 
 
 def frame(n=600):
@@ -123,3 +126,13 @@ def test_comparisons_take_tables_and_conditions(tmp_path):
         fairhead.compare(frame, prediction="old", **columns)
     with pytest.raises(InputError, match="Did you mean 'groups'"):
         fairhead.compare(frame, frame, label="y", prediction="old", grops="sex")
+
+
+def test_editors_see_every_argument_of_a_table():
+    """`audit`, `compare` and `from_frame` name their columns by a TypedDict, which says what `Records.read` takes."""
+    read = {name for name in signature(Records.read).parameters if name not in ("path", "positive")}
+    assert set(TableColumns.__annotations__) == read
+    for verb in (fairhead.audit.audit, fairhead.compare, Records.from_frame):
+        (columns,) = get_args(get_type_hints(verb)["columns"])
+        assert columns is TableColumns
+        assert "positive" in signature(verb).parameters

@@ -27,12 +27,22 @@ from fairhead.report import show_page
         ({"n_boot": 100.5}, "n_boot is 100.5; expected a whole number"),
         ({"seed": 0.5}, "seed is 0.5; expected a whole number"),
         ({"level": np.complex128(0.95)}, "level is .*; expected a number"),
+        ({"bins": [25, 45]}, r"bins is \[25, 45\]; expected the edges of each column"),
+        ({"bins": {"sex": 25}}, "column 'sex' holds 'f' in row 1; expected numbers"),
+        ({"bins": {"sex": ["a", "b"]}}, "expected ascending numbers"),
     ],
 )
 def test_arguments_of_a_wrong_type_are_named(options, message):
     frame = pd.DataFrame({"y": [0, 1] * 20, "p": [0, 1] * 20, "sex": ["f", "f", "m", "m"] * 10})
     with pytest.raises(InputError, match=message):
         audit(frame, **{"label": "y", "prediction": "p", "groups": ["sex"], **options})
+
+
+@pytest.mark.parametrize("n_perm", [0, -5, "many"])
+def test_a_comparison_needs_permutations(n_perm):
+    frame = pd.DataFrame({"y": [0, 1] * 20, "p": [0, 1] * 20, "q": [1, 1] * 20, "sex": ["f", "f", "m", "m"] * 10})
+    with pytest.raises(InputError, match=r"n_perm is .*; at least 100 permutations are needed"):
+        compare(frame, label="y", prediction=("p", "q"), groups="sex", n_perm=n_perm)
 
 
 def test_no_groups_may_be_said_as_none():
