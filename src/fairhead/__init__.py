@@ -104,6 +104,10 @@ class _Verb(ModuleType):
 
         return signature(self._function)
 
+    @property
+    def __doc__(self) -> str:  # type: ignore[override]
+        return str(self._function.__doc__)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._function(*args, **kwargs)
 

@@ -51,6 +51,12 @@ def test_a_verb_has_what_is_in_its_package_whatever_was_imported_before():
     assert python(code).startswith("drift (data: ")
 
 
+def test_help_on_a_verb_is_that_of_its_function():
+    """`fairhead.audit?` in a notebook showed what its package is for."""
+    assert fairhead.audit.__doc__ == fairhead.audit.audit.__doc__
+    assert "Args:" in fairhead.locate.__doc__
+
+
 def test_audit_needs_no_torch():
     code = "import sys, fairhead; fairhead.audit; fairhead.Records; fairhead.compare; print('torch' in sys.modules)"
     assert python(code) == "False\n"
