@@ -77,7 +77,7 @@ def predict(
     kind = TextInputs if isinstance(asked.inputs, tuple) else ImageInputs
     inputs = kind(model, asked.inputs, batch_size, device, beside)
     with torch.inference_mode():
-        logits = torch.cat([inputs.model(**batch).logits.float().cpu() for batch in inputs.batches()])
+        logits = torch.cat([found.cpu() for found in inputs.logits()])
     records, made_by = Predictions.of(inputs.model, rows, asked.ids, logits), origin(model)
     records = replace(records, provenance={**records.provenance, **({"model": made_by.name} if made_by else {})})
     return records if rows.classes else records.to_frame().drop(columns="label")

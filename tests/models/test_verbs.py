@@ -16,7 +16,7 @@ from made_language import GROUPS, PLANTED, TRAITS, planted_llama, tokenizer
 from PIL import Image
 
 import fairhead
-from fairhead.errors import InputError
+from fairhead.errors import InputError, UnsupportedModel
 from fairhead.models.inputs import class_order
 
 SMALL = {"width": 16, "mlp": 16, "image_size": 8, "patch_size": 4}
@@ -95,6 +95,16 @@ def test_predict_refuses_classes_of_other_data(run):
     data = fairhead.dataset([Image.new("RGB", (8, 8))] * 2, label=["cat", "dog"], split=["test", "test"])
     with pytest.raises(InputError, match="the model's classes are no, yes and those of the data cat, dog"):
         fairhead.predict(run.out / "model", data, device="cpu")
+
+
+def test_predict_refuses_a_model_without_a_classifier(tmp_path):
+    """It ended in an AttributeError."""
+    config = hf.ViTConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=8, patch_size=4)
+    hf.ViTModel(config).save_pretrained(tmp_path / "vit")
+    hf.ViTImageProcessorPil(size={"height": 8, "width": 8}).save_pretrained(tmp_path / "vit")
+    pictures = [Image.new("RGB", (8, 8))] * 2
+    with pytest.raises(UnsupportedModel, match=r"ViTModel is no classifier.*fairhead mitigate .* --train head"):
+        fairhead.predict(tmp_path / "vit", pictures, device="cpu")
 
 
 def test_predict_takes_rows_of_some_classes_and_rows_without_labels(run):

@@ -250,8 +250,7 @@ def by_classifier(folder: str, texts: Sequence[str], wanted: Sequence[str] = ())
     apart = config.problem_type == "multi_label_classification" or config.num_labels == 1
     found: dict[str, list[float]] = {}
     with torch.inference_mode():
-        for batch in rows.batches():
-            logits = rows.model(**batch).logits.float()
+        for logits in rows.logits():
             shares = (logits.sigmoid() if apart else logits.softmax(-1))[:, list(labels)].cpu().tolist()
             found |= dict(zip(distinct[len(found) : len(found) + len(shares)], shares, strict=True))
     return TextMeasure(tuple(f"{Path(folder).name} p({name})" for name in labels.values()), found.__getitem__)

@@ -172,6 +172,17 @@ class RowInputs(ABC):
     def batches(self, rows: NDArray[np.integer] | None = None, start: int = 0) -> Iterator[Mapping[str, Tensor]]:
         """The model's inputs for some rows, or for all, from one of them on."""
 
+    def logits(self) -> Iterator[Tensor]:
+        """Logits of the classes [B, C], batch after batch."""
+        for batch in self.batches():
+            found = getattr(self.model(**batch), "logits", None)
+            if found is None or found.dim() != 2:
+                raise UnsupportedModel(
+                    f"{type(self.model).__name__} is no classifier: it has no logits of classes. Train one first "
+                    "(fairhead mitigate ... --train head --out run) and give its folder, run/model"
+                )
+            yield found.float()
+
     def order(self, rows: NDArray[np.intp]) -> NDArray[np.intp]:
         """The order in which some rows are best read, [n]: as they come, where all cost the same."""
         return np.arange(len(rows))
