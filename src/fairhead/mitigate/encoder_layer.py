@@ -75,7 +75,7 @@ class EncoderLayer(AttachedMethod):
 
 
 def require_encoder(model: nn.Module) -> None:
-    """Refuse heads without attention, and decoders: their first token, which DAM reads, sees nothing but itself."""
+    """Refuse heads without attention, and decoders: their first token, which is read, sees nothing but itself."""
     if isinstance(model, LinearHead):
         raise UnsupportedModel(
             "a linear head has no attention, which this method changes: train all of the model or its last encoder "
@@ -85,7 +85,7 @@ def require_encoder(model: nn.Module) -> None:
         if getattr(site.module, "is_causal", False) or getattr(site.module, "is_decoder", False):
             raise UnsupportedModel(
                 f"{type(model).__name__} is no encoder: tokens of {site.family} see only those before them, and the "
-                "first one, which DAM reads, only itself. Give an encoder: ViT, DINOv2, CLIP vision, BERT, RoBERTa, "
+                "first one, which is read, only itself. Give an encoder: ViT, DINOv2, CLIP vision, BERT, RoBERTa, "
                 "DistilBERT or ModernBERT"
             )
 

@@ -14,6 +14,7 @@ from fairhead.errors import InputError, UnsupportedModel
 from fairhead.mitigate import auto_balance_match, load, method, run, save
 from fairhead.mitigate.auto_balance_match import Reduce
 from fairhead.mitigate.choosing import choice_verdict, choose, judge, share_of_groups, variance_between
+from fairhead.mitigate.references import run_with_attributes
 from fairhead.mitigate.row_weights import match_weights
 from fairhead.models import method_of
 from fairhead.models.attached import FEATURES, LinearHead
@@ -110,6 +111,14 @@ def test_a_head_has_no_attention_to_change(name):
     train, _ = hidden_group(64, 0.9, seed=0)
     with pytest.raises(UnsupportedModel, match=r"a linear head has no attention.*--train last_encoder"):
         run(method(name), heads(train), train, train, TrainingPlan(device="cpu"))
+
+
+def test_a_head_has_no_queries_to_align():
+    train, groups = hidden_group(64, 0.9, seed=0)
+    with pytest.raises(UnsupportedModel, match=r"a linear head has no attention.*--train last_encoder"):
+        run_with_attributes(
+            method("tadet"), heads(train), train, train, groups, groups, plan=TrainingPlan(device="cpu")
+        )
 
 
 def test_afr_begins_with_plain_training_as_it_is_elsewhere():

@@ -12,6 +12,7 @@ from torch.nn.functional import normalize
 
 from fairhead.errors import InputError
 from fairhead.heads import Reading, Tap
+from fairhead.mitigate.encoder_layer import require_encoder
 from fairhead.mitigate.hard_rows import PairOutput, second_head
 from fairhead.mitigate.references import JobWithAttributes, Reference
 from fairhead.mitigate.row_weights import label_offsets
@@ -174,6 +175,7 @@ class TADeT(Reference):
         steps = job.plan.epochs * (len(job.train) // job.plan.batch_size) * job.plan.accumulate
         with second_head(job, lambda head: _Adversary(head.in_features, width, self.adversary, steps)) as both:
             assert isinstance(both.second, _Adversary)
+            require_encoder(both.first)
             with Tap(both.first, layers=self.layer) as tap:
                 both.second.queries = tap.read("q", tokens=0)
                 job.fit("training", both, loss=_AlignedLoss(self, groups))
