@@ -1,7 +1,6 @@
 """One run of a method whose model is kept: training, saving, and what it found, with its report and its card."""
 
 import json
-import logging
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from fairhead.bench.cell import Tell, fingerprint, run_cell
 from fairhead.bench.grid import Cell, Method
 from fairhead.bench.runner import check
 from fairhead.bench.tasks import Task, recipe_of
+from fairhead.errors import InputError
 from fairhead.mitigate import Trained, method_named
 from fairhead.mitigate.choosing import NAMES, choice_section, choice_verdict
 from fairhead.mitigate.two_stages import find_head, set_head
@@ -208,7 +208,7 @@ def mitigate(
     checkpoints = out / "checkpoint"  # until the run has ended
     with written_by_first(out) as writes:
         refuse_others(out, "run.json")
-        _tell_what_is_replaced(out / "run.json", cell)
+        _refuse_another_run(out / "run.json", cell)
 
         def keep(trained: Trained, task: Task) -> None:
             if writes:
@@ -243,15 +243,15 @@ def mitigate(
     return result
 
 
-def _tell_what_is_replaced(before: Path, cell: Cell) -> None:
-    """Say before the training that a folder holds another run."""
+def _refuse_another_run(before: Path, cell: Cell) -> None:
+    """Raise before the training where a folder holds another run: its model may be the only copy."""
     if not before.is_file():
         return
     with reading(before, "is no row of a run: give another folder"):
         row = json.loads(before.read_text(encoding="utf-8"))
-        if row["fingerprint"] != fingerprint(cell):
-            told = "%s holds another run (%s, seed %s), which this one replaces when it is trained"
-            logging.getLogger("fairhead").warning(told, before.parent, row["method"], row["seed"])
+        other = row["fingerprint"] != fingerprint(cell) and f"{row['method']}, seed {row['seed']}"
+    if other:
+        raise InputError(f"{before.parent} holds another run ({other}): choose another folder, or remove this one")
 
 
 def _keep_last_good(diverged: TrainingDiverged, cell: Cell, folder: Path) -> bool:
