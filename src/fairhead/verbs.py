@@ -136,8 +136,9 @@ def score(
     chosen, out = benchmark_named(benchmark), None if out is None else Path(out)
     _parted(options, [f.name for f in fields(chosen.options)], (), chosen.name, data)
     how = Resampling(chosen.n_boot if n_boot is None else n_boot, seed, level)
-    data = data if isinstance(data, str | Path) else hold(data if isinstance(data, Items | Dataset) else dataset(data))
-    chosen, items = read_data(chosen, data, chosen.chosen(**options), limit, seed, model=model)
+    data = data if isinstance(data, str | Path | Items | Dataset) else dataset(data)
+    spec = hold(data) if isinstance(data, Items | Dataset) else data
+    chosen, items = read_data(chosen, spec, chosen.chosen(**options), limit, seed, model=model)
     by: Mapping[str, Any] = {"dtype": dtype, "device_map": device_map, "load_in": load_in, "engine": engine}
     scorer = load_scorer(model, device=device, start=start, chat=chat, tokenizer=tokenizer, **by)
     name = str(model) if isinstance(model, str | Path) else type(model).__name__
