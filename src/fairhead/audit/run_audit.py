@@ -80,6 +80,7 @@ def audit(
             column has it; by default the largest. AIF360 calls it privileged.
 
     Example:
+        >>> import numpy as np
         >>> from fairhead.records import Column, Records
         >>> label = Column(np.tile([0, 1], 200), (0, 1))
         >>> guess = Column(np.where(np.arange(400) < 300, label.codes, 1), (0, 1))

@@ -232,7 +232,7 @@ def test_odd_tables_give_figures_or_reasons(seed):
     options = {"metrics": "all", "n_boot": 100, "min_cell": int(rng.choice([1, 10])), "intersections": True}
     if len(a.groups["g"].levels) < 2:
         options["group_by"] = "h"
-    comparison = fairhead.compare(a, b, n_perm=50, **options)
+    comparison = fairhead.compare(a, b, n_perm=100, **options)
     json.loads(json_text(comparison.to_dict()), parse_constant=lambda text: pytest.fail(text))
     rates = [rate for row in comparison.a.by_group for rate in row.rates.values()]
     for found in (*comparison.a.estimates, *comparison.b.estimates, *rates, *comparison.differences):
