@@ -169,12 +169,14 @@ def test_a_model_that_is_trained_again_is_not_tested_on_rows_it_knows(trained, t
     assert {*task.test_ids.tolist()} == tested & drawn[seed]
 
 
-def test_features_of_heads_are_refused_for_other_pictures_with_the_same_ids(trained, tmp_path):
-    how = {"by": "g", "label": "y", "features": tmp_path / "features", "rank": "gap", "draws": 20, "n_boot": 200}
+def test_features_of_heads_are_not_those_of_other_pictures_with_the_same_ids(trained, tmp_path):
+    model, how = trained[1] / "model", {"by": "g", "label": "y", "rank": "gap", "draws": 20, "n_boot": 200}
     split = ["train"] * 4 + ["test"] * 196
-    fairhead.locate(trained[1] / "model", pictures(tmp_path / "b", 2, 200, split=split), **how)
-    with pytest.raises(InputError, match="holds features of something else"):
-        fairhead.locate(trained[1] / "model", pictures(tmp_path / "c", 3, 200, split=split), **how)
+    first, other = (pictures(tmp_path / name, seed, 200, split=split) for name, seed in (("b", 2), ("c", 3)))
+    before = fairhead.locate(model, first, features=tmp_path / "features", **how).to_frame()
+    found = fairhead.locate(model, other, features=tmp_path / "features", **how).to_frame()
+    assert found.equals(fairhead.locate(model, other, features=tmp_path / "alone", **how).to_frame())
+    assert not found.equals(before)
 
 
 def test_one_group_among_the_test_rows_is_refused_before_features_are_made(tmp_path, monkeypatch):
