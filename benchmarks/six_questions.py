@@ -285,63 +285,57 @@ class Work:
     """The steps of one process, in the order of their worth; none begins after the budget is spent."""
 
     def __init__(self, how: argparse.Namespace) -> None:
-        self.how, self.started, self.runs = how, time.monotonic(), dict[tuple[str, int], Run]()
+        self.how, self.started, self.runs = how, time.monotonic(), dict[str, Run]()
         self.file = how.out / f"split-{how.split}.json"
         written = json.loads(self.file.read_text()) if self.file.exists() else []
-        self.results = {(one["question"], one["split"]): one for one in written}
+        self.results = {one["question"]: one for one in written}
         self.data, self.pool, self.asked = dict[str, Prepared](), ThreadPoolExecutor(1), dict[str, Future[Run]]()
 
     def run(self) -> None:
         """All that time allows."""
-        split, asked = self.how.split, self.how.questions or list(QUESTIONS)
-        images = [name for name in asked if QUESTIONS[name][0] == "celeba"]
-        for name in images:
-            self.do(f"{name} told", partial(self.told, name, split))
-        for name in images:
-            self.do(f"{name} gains", partial(self.untold, name, split))
-        others = [name for name in asked if QUESTIONS[name][0] == "fairface"]
-        for number, name in [(number, name) for number in range(3) for name in others]:
-            if self.claim(f"{name} {number}"):
-                self.do(f"{name} {number} told", partial(self.told, name, number))
-                self.do(f"{name} {number} gains", partial(self.untold, name, number))
-        turned = images[split % max(len(images), 1) :] + images[: split % max(len(images), 1)]
+        asked = self.how.questions or list(QUESTIONS)
+        first = self.how.split % len(asked)  # so that processes take controls of different questions
+        turned = asked[first:] + asked[:first]
+        for name in asked:
+            self.do(f"{name} told", partial(self.told, name))
         self.controls(turned)
-        for name in images:
+        for name in asked:
+            self.do(f"{name} gains", partial(self.untold, name))
+        self.controls(turned)
+        for name in asked:
             if QUESTIONS[name][2] == "EOd":
-                self.do(f"{name} told V", partial(self.told, name, split, "cramers_v"))
+                self.do(f"{name} told V", partial(self.told, name, "cramers_v"))
         self.controls(turned)
 
-    def told(self, name: str, split: int, metric: str | None = None) -> None:
+    def told(self, name: str, metric: str | None = None) -> None:
         """Gains that are told the groups, for the question's own gap or another."""
-        self.get(name, split).learn_told(metric or QUESTIONS[name][2])
+        self.get(name).learn_told(metric or QUESTIONS[name][2])
 
-    def untold(self, name: str, split: int) -> None:
+    def untold(self, name: str) -> None:
         """Gains that are not."""
-        self.get(name, split).learn_untold()
+        self.get(name).learn_untold()
 
-    def get(self, name: str, split: int) -> Run:
-        """A question of a split, asked once."""
+    def get(self, name: str) -> Run:
+        """A question, asked once."""
         data = QUESTIONS[name][0]
         if data not in self.data:
             self.data[data] = Prepared(data, self.how)
             self.data[data].read()
             # Probes are fitted on the processor meanwhile, one question after the other.
-            asked = [one for one in self.how.questions or QUESTIONS if QUESTIONS[one][0] == data]
-            if data == "celeba":
-                self.asked = {one: self.pool.submit(self.open, one, split) for one in asked}
-        if (name, split) not in self.runs:
-            ready = self.asked[name].result() if name in self.asked else self.open(name, split)
-            self.runs[name, split] = ready
-        return self.runs[name, split]
+            of_data = [one for one in self.how.questions or QUESTIONS if QUESTIONS[one][0] == data]
+            self.asked |= {one: self.pool.submit(self.open, one) for one in of_data}
+        if name not in self.runs:
+            self.runs[name] = self.asked[name].result()
+        return self.runs[name]
 
-    def open(self, name: str, split: int) -> Run:
-        """A question of a split, with the edits that an earlier run found."""
-        return Run(name, self.data[QUESTIONS[name][0]], split, self.results.get((name, split), {"edits": {}})["edits"])
+    def open(self, name: str) -> Run:
+        """A question, with the edits that an earlier run found."""
+        return Run(name, self.data[QUESTIONS[name][0]], self.how.split, self.results.get(name, {"edits": {}})["edits"])
 
     def controls(self, names: Sequence[str]) -> None:
         """Controls of edits that could meet the bar, by the first process that has one."""
         for name in names:
-            run = self.runs.get((name, self.how.split))
+            run = self.runs.get(name)
             for edit in list(run.result["edits"]) if run is not None else []:
                 if run is None or not meets(run.result, edit) or not self.claim(f"controls {name} {edit}"):
                     continue
