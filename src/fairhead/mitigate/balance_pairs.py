@@ -2,12 +2,13 @@
 
 Of a pair, Δ = log p(stereotype) − log p(anti-stereotype), of whole sentences. Only its mean over many pairs tells of a
 stereotype; that one sentence is likelier than another has many reasons. So the mean is taken off every pair alike, and
-each pair keeps its own difference from it. The loss of a batch has three parts:
+each pair keeps its own difference from it. The loss of a batch has four parts:
 
 1. shift: the Huber loss of Δ − (Δ before training − the mean of those, taken off `strength` times);
 2. level: the Huber loss of how far the mean log-probability of a pair's two sentences has moved;
 3. keep: KL(before ‖ now) of next-token distributions, per token, on unrelated sentences and on neutral text. Pairs have
-   no unrelated sentence: a second neutral text stands for it.
+   no unrelated sentence: a second neutral text stands for it;
+4. written: the same on texts that the model itself wrote before training.
 
 What the model said before training is computed once (`refer`): two numbers per pair, and the final hidden states of the
 sentences whose distributions are kept, which the output layer as it was turns into distributions again. No second model
@@ -89,6 +90,7 @@ class _WithNeutralText:
     """What both methods here do with a neutral text."""
 
     neutral: Annotated[str | None, Option(metavar="TEXT")] = None
+    writes: ClassVar[tuple[int, int]] = 512, 32  # texts that the model writes before training, and their tokens
 
     def check(self) -> None:
         """Refuse a neutral text that cannot be read, before a model is loaded."""
@@ -108,9 +110,9 @@ class BalancePairs(_WithNeutralText):
     """The settings.
 
     Attributes:
-        neutral: text whose next-token distribution is preserved: a text file, BOLD's folder, or texts such as
-            multinli:PATH. Use texts as long as those you will use the model on, because effects on longer texts go
-            unnoticed. Recommended for pairs: without it, sentences of other pairs are preserved instead.
+        neutral: text whose next-token distribution is preserved beside that of texts which the model itself writes
+            before training: a text file, BOLD's folder, or texts such as multinli:PATH. Use texts as long as those you
+            will use the model on, because effects on longer texts go unnoticed.
         mean_over: mean to subtract from every pair: over its "batch", over its "category" or "all" pairs of its data
             source; "each" pulls every pair to 0 separately.
         centre: subtract the "mean", or the "median" in its place: it is 0 where as many pairs lean one way as the
@@ -120,7 +122,7 @@ class BalancePairs(_WithNeutralText):
             begins at 1 and, for each data source, rises at each check while watched terms still lean as before
             training, and falls where they lean the other way. It stays 1 where watched terms do not clearly lean.
         level_weight: weight of the second part of the loss; the first has weight 1.
-        keep_weight: weight of the third part of the loss.
+        keep_weight: weight of the third part of the loss, and of the fourth.
         width: where the Huber loss changes from quadratic to linear, in nats.
         kl_weight: weight of KLAAD's divergence of attention maps, in the last layer.
         triplet_weight: weight of KLAAD's triplet loss, with its margin for Llama.
@@ -153,23 +155,28 @@ class BalancePairs(_WithNeutralText):
             return None
         return KLAAD(ce_weight=0, kl_weight=self.kl_weight, triplet_weight=self.triplet_weight)
 
-    def prepare(self, items: Iterable[StereoSetItem], tokenizer: Any, context: int) -> Prepared[Example]:
+    def prepare(
+        self, items: Iterable[StereoSetItem], tokenizer: Any, context: int, own: Sequence[str] = ()
+    ) -> Prepared[Example]:
         """One example per item; neutral texts are dealt out in an order that depends on them alone."""
         listed = list(items)
         triplets, left_out = encode_triplets(listed, tokenizer, context)
         of = {item.id: item for item in listed}
-        neutral = encode_neutral(read_neutral(self.neutral).trained, tokenizer, context)
+        given = read_neutral(self.neutral).trained
+        neutral, written = (encode_neutral(texts, tokenizer, context) for texts in (given, own))
         beside = None if self.klaad is None else self.klaad.prepare(listed, tokenizer, context)
         examples = []
         for i, triplet in enumerate(triplets):
             item = of[triplet.id]
-            sentences: tuple[Sequence[int], ...] = triplet[1:]
-            if neutral:
-                # The third sentence of a pair is one of another pair, which is to move: a neutral text is kept for it.
-                third = neutral[(i + len(neutral) // 2) % len(neutral)] if item.of_pair else triplet.unrelated
-                sentences = (*triplet[1:3], third, neutral[i % len(neutral)])
+            third: Sequence[int] = triplet.unrelated
+            if item.of_pair and (others := neutral or written):
+                # The third sentence of a pair is one of another pair, which is to move.
+                third = others[(i + len(others) // 2) % len(others)]
+            beside_pair = (many[i % len(many)] for many in (neutral, written) if many)
+            sentences = (*triplet[1:3], third, *beside_pair)
             klaad = None if beside is None else beside.examples[i]
-            examples.append(Example((item.source, item.bias_type), sentences, tree_of(sentences), klaad=klaad))
+            of_item = item.source, item.bias_type
+            examples.append(Example(of_item, sentences, tree_of(sentences), bool(written), klaad=klaad))
         noted = {} if beside is None else beside.noted
         return Prepared(examples, [len(example.tree.tokens) for example in examples], left_out, noted)
 
@@ -228,10 +235,12 @@ class BalancePairs(_WithNeutralText):
             totals = log_sum_exp(logits)
             times = [strengths.get(example.of[0], fixed or 1.0) for example in examples]
             numbers = [[*one.logprobs, one.mean_gap, t] for one, t in zip(references, times, strict=True)]
+            divergence = divergence_of(then, now[batch.kept], totals[len(now) :], totals[batch.kept])
             parts = self.parts(
                 batch.pair_logprobs(now, totals),
                 send(torch.tensor(numbers, dtype=torch.float32), device),
-                divergence_of(then, now[batch.kept], totals[len(now) :], totals[batch.kept])[batch.counted],
+                divergence[batch.counted],
+                divergence[batch.counted_own],
             )
             if klaad_loss is None:
                 return parts
@@ -241,8 +250,8 @@ class BalancePairs(_WithNeutralText):
         with nullcontext() if self.klaad is None else self.klaad.session(model) as klaad_loss:
             yield loss if fixed is not None else _Steered(loss)
 
-    def parts(self, now: Tensor, before: Tensor, divergence: Tensor) -> Parts:
-        """The loss of B pairs from log-probabilities now [2, B] and KL [T].
+    def parts(self, now: Tensor, before: Tensor, divergence: Tensor, of_own: Tensor) -> Parts:
+        """The loss of B pairs from log-probabilities now [2, B] and KL [T], that of texts of the model's own [T'].
 
         And from those before, the mean gap and how often it is taken off, [B, 4].
         """
@@ -254,7 +263,11 @@ class BalancePairs(_WithNeutralText):
         level = huber_loss(now.mean(0), before[:, :2].mean(1), delta=self.width)
         keep = divergence.mean()
         total = shift + self.level_weight * level + self.keep_weight * keep
-        return {"loss": total, "shift": shift, "level": level, "keep": keep}
+        parts = {"loss": total, "shift": shift, "level": level, "keep": keep}
+        if len(of_own):
+            written = of_own.mean()
+            parts |= {"loss": total + self.keep_weight * written, "written": written}
+        return parts
 
 
 class _Steered:
@@ -302,9 +315,11 @@ class BalanceControl(_WithNeutralText):
     plan: ClassVar[Mapping[str, Any]] = {**BalancePairs.plan, "checks": 0}
     control_of: ClassVar[str] = "balance_pairs"  # whose options it takes in a grid
 
-    def prepare(self, items: Iterable[StereoSetItem], tokenizer: Any, context: int) -> Prepared[Example]:
+    def prepare(
+        self, items: Iterable[StereoSetItem], tokenizer: Any, context: int, own: Sequence[str] = ()
+    ) -> Prepared[Example]:
         """As `BalancePairs` does."""
-        return BalancePairs(self.neutral).prepare(items, tokenizer, context)
+        return BalancePairs(self.neutral).prepare(items, tokenizer, context, own)
 
     @contextmanager
     def session(self, model: nn.Module) -> Iterator[Callable[[Sequence[Example]], Parts]]:

@@ -107,6 +107,9 @@ def _watched(record: TrainingRecord) -> list[str]:
     perplexity = f"from {before['perplexity']:.2f} to {after['perplexity']:.2f}"
     if "own" in before:
         perplexity += f", that of texts it wrote before training from {before['own']:.2f} to {after['own']:.2f}"
+    if (back := seen.get("taken_back", 0)) and seen["chosen"]:
+        often = f"{back} check{'s'[: back != 1]}"
+        kept += f"; {often} beyond --own-rise had the kept weights put back and the learning rate halved"
     return [
         f"on {seen['items']} watched item{'s'[: seen['items'] != 1]} the stereotype score (of the source or category "
         f"most clearly off even) went {score} and perplexity {perplexity}; {kept}"

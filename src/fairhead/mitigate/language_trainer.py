@@ -26,7 +26,7 @@ from fairhead.language.scorer import Scorer
 from fairhead.language.suite import NOT_WHOLE
 from fairhead.mitigate import method_named
 from fairhead.mitigate.language_result import MitigatedLanguage, card_of
-from fairhead.mitigate.sentence_losses import looker, scores_of, set_aside, wrecked
+from fairhead.mitigate.sentence_losses import looker, scores_of, set_aside, wrecked, written
 from fairhead.mitigate.triplets import SHARE, TripletData, targets, texts_of
 from fairhead.mitigate.triplets import Prepared as Prepared
 from fairhead.models import attach, open_model, save
@@ -65,11 +65,13 @@ class LanguageTrainer:
         method: such as `KLAAD()`: a frozen dataclass of settings, which never learns which group a sentence is about.
             It has `prepare(items, tokenizer, context)`, the tokens and what else it needs of each item, and
             `session(model)`, a `with` block that gives the loss of a batch of examples ("loss", and its parts by name).
-            It may have `plan`: where the training should differ from `LanguagePlan`; `refer(model, prepared)`, which
-            adds what the model says of the examples before training; `watched_texts()`, whose perplexity is watched;
-            `choose(items, score)`, which names the one category to train on; `measuring()`, the method to measure
-            with, where the loss does not tell all. One that trains nothing has either `edit(model, tokenizer, items,
-            progress)`, which changes weights and returns what is worth recording, or `attach(model, tokenizer)`.
+            It may have `plan`: where the training should differ from `LanguagePlan`; `writes`: how many texts, of how
+            many tokens, the model is to write before training, which `prepare` then gets, too;
+            `refer(model, prepared)`, which adds what the model says of the examples before training;
+            `watched_texts()`, whose perplexity is watched; `choose(items, score)`, which names the one category to
+            train on; `measuring()`, the method to measure with, where the loss does not tell all. One that trains
+            nothing has either `edit(model, tokenizer, items, progress)`, which changes weights and returns what is
+            worth recording, or `attach(model, tokenizer)`.
         plan: how to train; that of the method by default.
         name: the method's, for the record; its class's by default.
         base: where the model came from, for the record.
@@ -102,6 +104,7 @@ class LanguageTrainer:
         folder: str | os.PathLike[str] | None = None,  # of checkpoints; a run that was stopped goes on there
         on_step: OnStep | None = None,  # called with the steps done, all steps, and the parts of the loss
         on_held_out: OnStep | None = None,  # called with the held-out items measured, and all of them
+        on_written: OnStep | None = None,  # called with the texts that the model has written, and all of them
     ) -> Tuned:
         """Train on the training part; measure every part of the loss on the held-out part, before and after.
 
@@ -123,7 +126,7 @@ class LanguageTrainer:
             )
         else:
             checkpoints = None if folder is None else Path(folder) / _CHECKPOINTS
-            tuned, results = self._tuned(split, self.identity(data), checkpoints, on_step, on_held_out)
+            tuned, results = self._tuned(split, self.identity(data), checkpoints, on_step, on_held_out, on_written)
         self.record = TrainingRecord(
             **self.identity(data),
             training_targets=() if split is None else targets(split.train),
@@ -141,6 +144,7 @@ class LanguageTrainer:
         checkpoints: Path | None,
         on_step: OnStep | None,
         on_held_out: OnStep | None,
+        on_written: OnStep | None,
     ) -> tuple[Tuned, dict[str, Any]]:
         """What training did, and what the record says of it."""
         method, plan = self.method, self._plan
@@ -151,7 +155,14 @@ class LanguageTrainer:
             trained, watched = (
                 tuple(item for item in items if item.bias_type == category) or items for items in (trained, watched)
             )
-        prepared: Prepared[Any] = method.prepare(trained, self._texts, context_length(self.model))
+        own: dict[str, list[str]] = {}
+        if hasattr(method, "writes"):
+            count, longest = method.writes
+            first = [item.texts.unrelated for item in trained]
+            tell = None if on_written is None else lambda done, total: on_written(done, total, {})
+            found = written(Scorer(self.model, self._texts), first, count, longest, "trained on ", tell)
+            own = {"own": [" ".join(text) for text in found]}
+        prepared: Prepared[Any] = method.prepare(trained, self._texts, context_length(self.model), **own)
         if not prepared.examples:
             reasons = ", ".join(f"{len(ids)} {reason}" for reason, ids in prepared.left_out.items())
             raise InputError(f"no item can be trained on{f': {reasons}' if reasons else ''}")
@@ -186,7 +197,8 @@ class LanguageTrainer:
                 for when, seen in before_after.items()
             }
             chance = tuned.looks[0].chance
-            results["watched"] = {"items": len(watched), "chosen": tuned.chosen, "chance": chance, **looks}
+            kept = {"chosen": tuned.chosen, "taken_back": tuned.taken_back, "chance": chance}
+            results["watched"] = {"items": len(watched), **kept, **looks}
         if hasattr(loss, "record"):
             results |= loss.record()
         if heads:
@@ -302,6 +314,7 @@ def mitigate_language(
     for name, run in runs.items():
         stage = f"{run.method} {name}".strip()
         how |= {"on_step": partial(tell, stage), "on_held_out": partial(tell, f"{stage}, held out")}
+        how |= {"on_written": partial(tell, f"{stage}, texts of its own")}
         records[name] = train_folder(model, data, Path(out, name), *run, **how)
     return MitigatedLanguage(records, Path(out))
 
@@ -319,6 +332,7 @@ def train_folder(
     tokenizer: Any = None,  # of a live model that was not loaded from a folder
     on_step: OnStep | None = None,  # called with the steps done, all steps, and the parts of the loss
     on_held_out: OnStep | None = None,  # called with the held-out items measured and all of them
+    on_written: OnStep | None = None,  # called with the texts that the model has written, and all of them
 ) -> TrainingRecord:
     """Train a model into a folder; a run that was stopped goes on, and a complete one is kept.
 
@@ -362,7 +376,7 @@ def train_folder(
         if writes and (out / "config.json").is_file():
             raise InputError(f"{out} holds a model that was not trained here: choose another folder")
         try:
-            trainer.train(data, out, on_step, on_held_out)
+            trainer.train(data, out, on_step, on_held_out, on_written)
         except TrainingDiverged as diverged:
             if not writes:
                 raise

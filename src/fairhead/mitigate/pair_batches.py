@@ -26,11 +26,12 @@ class Reference(NamedTuple):
 
 
 class Example(NamedTuple):
-    """The sentences of an item, with a neutral text where there is one, as one tree."""
+    """The sentences of an item, with neutral texts where there are any, as one tree."""
 
     of: tuple[str, str]  # the item's source of data, and its category there
-    sentences: tuple[Sequence[int], ...]  # in the order of STEREOTYPE, ANTI_STEREOTYPE, UNRELATED and NEUTRAL
+    sentences: tuple[Sequence[int], ...]  # in the order of STEREOTYPE, ANTI_STEREOTYPE, UNRELATED and neutral ones
     tree: Row
+    ends_in_own: bool = False  # whether the last sentence is one that the model wrote before training
     reference: Reference | None = None
     klaad: KlaadExample | None = None  # the same item as KLAAD reads it
 
@@ -44,7 +45,8 @@ class Batch(NamedTuple):
     trained: Tensor  # scored tokens of pairs and neutral texts, [C]
     kept: Tensor  # positions whose distribution is kept, an example after the other, [K]
     kept_of: Tensor  # how many of them each example has, [B]; not on the device
-    counted: Tensor  # for each token of unrelated sentences and neutral texts, which of `kept` predicts it, [T]
+    counted: Tensor  # for each token of unrelated sentences and given texts, which of `kept` predicts it, [T]
+    counted_own: Tensor  # the same of texts that the model wrote, [T']
 
     def token_logprobs(self, logits: Tensor, totals: Tensor) -> Tensor:
         """Log-probabilities [S] of the scored tokens, from logits [P, V] and their log-sum-exp [P]."""
@@ -71,12 +73,16 @@ def batch_of(examples: Sequence[Example], layout_of: Callable[[Sequence[Example]
     ready = planned.ready()
     device = ready.source.device
     pairs = [at[each * b + k] for k in (STEREOTYPE, ANTI_STEREOTYPE) for b in range(n)]
-    neutral = [at[each * b + NEUTRAL] for b in range(n) if each > NEUTRAL]
-    source, kept, counted = planned.sources(), list[Any](), []
+    neutral = [at[each * b + k] for b in range(n) for k in range(NEUTRAL, each)]
+    source, kept, counted, counted_own = planned.sources(), list[Any](), list[Any](), [np.empty(0, dtype=np.int64)]
+    last = each - examples[0].ends_in_own
     for b in range(n):
-        own = source[np.concatenate([at[each * b + k] for k in range(UNRELATED, each)])]
-        places, inverse = np.unique(own, return_inverse=True)
-        counted.append(inverse + sum(len(before) for before in kept))
+        texts = [source[at[each * b + k]] for k in range(UNRELATED, each)]
+        places, inverse = np.unique(np.concatenate(texts), return_inverse=True)
+        inverse += sum(len(before) for before in kept)
+        others = sum(map(len, texts[: last - UNRELATED]))
+        counted.append(inverse[:others])
+        counted_own.append(inverse[others:])
         kept.append(places)
 
     def moved(values: Any) -> Tensor:
@@ -90,6 +96,7 @@ def batch_of(examples: Sequence[Example], layout_of: Callable[[Sequence[Example]
         moved(np.concatenate(kept)),
         torch.tensor([len(one) for one in kept]),
         moved(np.concatenate(counted)),
+        moved(np.concatenate(counted_own)),
     )
 
 

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy, logsigmoid
 from fairhead.data.files import Skips
 from fairhead.data.sentences import StereoSetItem, TripletSplit, split_by_target
 from fairhead.errors import InputError
-from fairhead.language.answers import TOO_LONG, Prompt, Request, Sampling
+from fairhead.language.answers import TOO_LONG, Progress, Prompt, Request, Sampling
 from fairhead.language.benchmark import Measure
 from fairhead.language.benchmarks import benchmark_named, stereoset
 from fairhead.language.benchmarks.perplexity import Document
@@ -34,7 +34,8 @@ from fairhead.train.step import Parts
 from fairhead.train.tuning import Look, Score
 
 _FEW = 16  # sentences that say whether training has wrecked the model
-_WRITTEN, _LONG = 48, 64  # texts that a model writes before training, and their tokens: its language as it was
+_WATCHED, _LONG = 48, 64  # texts that a model writes before training, and their tokens: its language as it was
+_AT_ONCE = 64  # texts that it writes together
 NOTHING_TO_SWAP = "no word of the swap lists"
 
 
@@ -125,7 +126,8 @@ def looker(
     """
     scorer = Scorer(model, tokenizer)
     chosen = texts or [item.texts.unrelated for item in items]
-    own = _written(scorer, chosen)
+    pairs = enumerate(written(scorer, chosen, _WATCHED, _LONG))
+    own = [Request(str(i), word, f" {text}") for i, (word, text) in pairs]
 
     def look() -> Look:
         scores = _scores(scorer, items)
@@ -139,16 +141,17 @@ def looker(
     return look
 
 
-def _written(scorer: Scorer, texts: Sequence[str]) -> list[Request]:
-    """What a model writes after the first words of texts; nothing, where transformers lets it write none."""
+def written(
+    scorer: Scorer, texts: Sequence[str], count: int, longest: int, name: str = "", progress: Progress | None = None
+) -> list[tuple[str, str]]:
+    """What a model writes after first words, each text with its word, of at most so many tokens; or nothing."""
     words = [words[0] for text in texts if (words := text.split(maxsplit=1))]
     if not words or not hasattr(scorer.model, "generate"):
         return []
-    prompts = [Prompt(str(i), words[i % len(words)]) for i in range(_WRITTEN)]
-    sampling = Sampling(max(1, min(_LONG, scorer.context // 2)), top_k=0, top_p=1.0, batch_size=_WRITTEN)
-    found = generate(scorer, prompts, sampling)
-    texts = [found[prompt.id].text.strip() if prompt.id in found else "" for prompt in prompts]
-    return [Request(p.id, p.text, f" {text}") for p, text in zip(prompts, texts, strict=True) if text]
+    prompts = [Prompt(f"{name}{i}", words[i % len(words)]) for i in range(count)]
+    sampling = Sampling(max(1, min(longest, scorer.context // 2)), top_k=0, top_p=1.0, batch_size=min(count, _AT_ONCE))
+    found = generate(scorer, prompts, sampling, progress=progress)
+    return [(p.text, text) for p in prompts if p.id in found and (text := found[p.id].text.strip())]
 
 
 def wrecked(model: nn.Module, tokenizer: Any, items: Sequence[StereoSetItem]) -> Callable[[], str | None]:

@@ -126,7 +126,8 @@ class LanguagePlan(Plan):
             stops after two checks in a row at or past 50 %, unless the method corrects itself by the checks
             (balance_pairs without --strength). If that interval includes 50 %, as with few terms, training never stops
             early, and on its own side the score may be as far from 50 % as half that interval is wide. The score is
-            that of the source or category most clearly off 50 %, by its interval. 0 disables the checks.
+            that of the source or category most clearly off 50 %, by its interval. After a check that exceeds
+            --own-rise, training goes on from the kept weights at half the learning rate. 0 disables the checks.
         watched: share of the training items, by target term, that is set aside for the checks and not trained on.
         perplexity_rise: maximum relative rise in perplexity of the neutral text (or of the unrelated sentences, if
             there is no neutral text).

@@ -130,6 +130,7 @@ class Loop:
         kept: weights to come back to.
         resumed_at: steps that a checkpoint had.
         enough: set to True, it ends the training after the step that is under way.
+        slower: what the learning rate is multiplied by.
     """
 
     def __init__(
@@ -150,7 +151,7 @@ class Loop:
         owner = getattr(loss, "__self__", loss)
         self._of_loss: dict[str, Any] = {} if isinstance(owner, type) else getattr(owner, "__dict__", {})
         self.epoch, self.done, self.resumed_at = 1, 0, 0
-        self.enough = False
+        self.enough, self.slower = False, 1.0
         self.losses: list[Tensor] = []
         self.history: list[Any] = []
         self._seconds = self._saving = 0.0
@@ -187,7 +188,8 @@ class Loop:
         while self.epoch <= self._plan.epochs and not self.enough:
             before_epoch()
             for batch in self._batches.epoch(self.epoch, len(self.losses)):
-                set_rate(self._optimizer, self._plan.learning_rate * self._plan.rate(self.done, self.steps))
+                rate = self._plan.learning_rate * self._plan.rate(self.done, self.steps)
+                set_rate(self._optimizer, self.slower * rate)
                 self.losses.append(step(batch))
                 self.done += 1
                 after_step()

@@ -41,6 +41,7 @@ class Tuned:
     seconds: float  # wall time, that before a checkpoint included
     chosen: int = 0  # the step whose weights were kept; 0 is the model as it was
     looks: Mapping[int, "Look"] = field(default_factory=dict)  # step -> what a check saw after it; 0 is before training
+    taken_back: int = 0  # how many checks saw the model forget its language, and had the kept weights put back
 
 
 class Score(NamedTuple):
@@ -113,8 +114,16 @@ def tune(
     loop = Loop(model, optimizer, batches, plan, checkpoint, saves_kept=stopping is not None)
     good = loop.done if stopping is None else stopping.best(loop.history)
     see: Callable[[Look], None] = getattr(loss, "see", lambda seen: None)
+
+    def heed(seen: Look) -> None:
+        """Steer by a check, or train more slowly from then on where the model forgets its language."""
+        if stopping is not None and stopping.forgets(seen):
+            loop.slower /= 2
+        else:
+            see(seen)
+
     for seen in () if stopping is None else stopping.looks(loop.history).values():  # before a checkpoint, too
-        see(seen)
+        heed(seen)
 
     def stop(reason: str) -> NoReturn:
         loop.put_back()
@@ -156,11 +165,13 @@ def tune(
     def after_step() -> None:
         if stopping is not None and stopping.due(loop.done, loop.steps):
             seen = stopping.look()
-            see(seen)
             of_sources = {one.name: one.ss for one in seen.sources}
             loop.history[-1] |= {"ss": seen.ss, "perplexity": seen.perplexity, "own": seen.own, **of_sources}
+            heed(seen)
             loop.enough = not getattr(loss, "steers", False) and stopping.enough(loop.history)
-            if stopping.best(loop.history) == loop.done:
+            if stopping.forgets(seen):
+                loop.put_back()
+            elif stopping.best(loop.history) == loop.done:
                 keep()
         if on_step is not None:
             on_step(loop.done, loop.steps, loop.history[-1])
@@ -195,7 +206,9 @@ def tune(
         check()
         return Tuned(tuple(loop.history), loop.done, loop.seconds, loop.done)
     loop.put_back()
-    return Tuned(tuple(loop.history), loop.done, loop.seconds, good, stopping.looks(loop.history))
+    looks = stopping.looks(loop.history)
+    taken_back = sum(stopping.forgets(seen) for seen in looks.values())
+    return Tuned(tuple(loop.history), loop.done, loop.seconds, good, looks, taken_back)
 
 
 class _Stopping:
@@ -215,6 +228,10 @@ class _Stopping:
         self._most_own = (1 + plan.own_rise) * self._before.own
         self._furthest = max(abs(self._before.ss - _EVEN), self._before.chance)
 
+    def forgets(self, seen: Look) -> bool:
+        """Whether its own texts have become too unlikely: unlike the perplexity of neutral text, that stays."""
+        return seen.own > self._most_own
+
     def due(self, done: int, steps: int) -> bool:
         """Whether there is a check after so many steps: they are spread evenly, the last at the end."""
         return done in {round(steps * (k + 1) / self._checks) for k in range(self._checks)}
@@ -231,8 +248,8 @@ class _Stopping:
     def best(self, history: Sequence[Mapping[str, float]]) -> int:
         """The step whose weights are to be kept, of those so far."""
         looks = self.looks(history).items()
-        kept = {k: seen for k, seen in looks if seen.perplexity <= self._most and seen.own <= self._most_own}
-        return max(k for k, seen in kept.items() if self._near(seen.ss))
+        kept = ((k, seen) for k, seen in looks if seen.perplexity <= self._most and not self.forgets(seen))
+        return max(k for k, seen in kept if self._near(seen.ss))
 
     def _near(self, ss: float) -> bool:
         """Whether a score is near enough to even."""

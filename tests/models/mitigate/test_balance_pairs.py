@@ -14,7 +14,7 @@ from torch import nn
 from transformers import GradientCheckpointingLayer
 
 from fairhead.cli import main
-from fairhead.data.sentences import StereoSetItem, Triplet, TripletSplit
+from fairhead.data.sentences import CrowsPair, StereoSetItem, Triplet, TripletSplit
 from fairhead.errors import InputError
 from fairhead.language.loading import training_memory
 from fairhead.language.row_layout import final_states
@@ -24,7 +24,7 @@ from fairhead.mitigate.klaad import KLAAD
 from fairhead.mitigate.language_result import card_of
 from fairhead.mitigate.language_trainer import LanguageTrainer, train_folder
 from fairhead.mitigate.sentence_losses import BiasUnlearn, looker
-from fairhead.mitigate.triplets import TripletData
+from fairhead.mitigate.triplets import TripletData, triplets_of
 from fairhead.train import LanguagePlan
 from fairhead.train.tuning import Look, Score, checkpointed, tune
 
@@ -33,6 +33,8 @@ NEUTRAL = [
     for who in ("poet", "pilot", "old baker")
     for when in ("late", "so", "cold", "often")
 ]
+
+OWN = ["the old poet went home cold .", "the baker went so often ."]  # as if a model had written them
 
 
 @pytest.fixture
@@ -62,7 +64,7 @@ def huber(x, width):
     return x * x / 2 if abs(x) <= width else width * (abs(x) - width / 2)
 
 
-def plainly(items, texts, before, now, config):
+def plainly(items, texts, own, before, now, config):
     """The loss, sentence by sentence."""
 
     def logprob(model, text):
@@ -90,13 +92,17 @@ def plainly(items, texts, before, now, config):
     times = 1 if config.mean_over == "each" else config.strength or 1
     shift = sum(huber(g - (b - times * m), config.width) for g, b, m in zip(*gaps, taken, strict=True)) / len(items)
     level = sum(huber(a - b, config.width) for a, b in zip(*levels, strict=True)) / len(items)
-    kl = []
-    for text in [*(i.texts.unrelated for i in items), *texts]:
-        old, new = (read_alone(m, text)[0] for m in (before, now))
-        kl += (old.exp() * (old - new)).sum(-1).tolist()
-    keep = sum(kl) / len(kl)
-    return {"shift": shift, "level": level, "keep": keep} | {
-        "loss": shift + config.level_weight * level + config.keep_weight * keep
+
+    def moved(texts):
+        kl = []
+        for text in texts:
+            old, new = (read_alone(m, text)[0] for m in (before, now))
+            kl += (old.exp() * (old - new)).sum(-1).tolist()
+        return sum(kl) / len(kl)
+
+    keep, written = moved([*(i.texts.unrelated for i in items), *texts]), moved(own)
+    return {"shift": shift, "level": level, "keep": keep, "written": written} | {
+        "loss": shift + config.level_weight * level + config.keep_weight * (keep + written)
     }
 
 
@@ -109,8 +115,9 @@ def of_two_categories():
 def test_the_loss_is_what_it_says(family, mean_over, neutral):
     config = BalancePairs(neutral, mean_over, strength=1.5, level_weight=0.7, keep_weight=3.0, width=0.5)
     items, before, now = of_two_categories(), build(family), perturbed(family)
-    prepared = config.prepare(items, tokenizer(), 32)
-    texts = [tokenizer().decode(example.sentences[3][1:]) for example in prepared.examples]
+    prepared = config.prepare(items, tokenizer(), 32, OWN)
+    texts, own = ([tokenizer().decode(example.sentences[k][1:]) for example in prepared.examples] for k in (3, 4))
+    assert {*own} == {*OWN}
     examples = config.refer(before, prepared).examples
     with torch.no_grad(), config.session(before) as loss:
         assert float(loss(examples)["keep"]) == pytest.approx(0, abs=1e-5)
@@ -119,7 +126,7 @@ def test_the_loss_is_what_it_says(family, mean_over, neutral):
         before.load_state_dict(now.state_dict())
         found = {name: float(part) for name, part in loss(examples).items()}
     with torch.no_grad():
-        expected = plainly(items, texts, build(family), now, config)
+        expected = plainly(items, texts, own, build(family), now, config)
     assert found == pytest.approx(expected, rel=2e-4, abs=1e-5)
 
 
@@ -158,10 +165,10 @@ def _tensor_loss(items, texts, before, now, config):
 
 def test_the_control_is_cross_entropy_on_the_same_sentences_in_the_same_batches(neutral):
     model, control = build("llama"), BalanceControl(neutral)
-    prepared = control.prepare(ITEMS, tokenizer(), 32)
-    assert prepared.lengths == BalancePairs(neutral).prepare(ITEMS, tokenizer(), 32).lengths
+    prepared = control.prepare(ITEMS, tokenizer(), 32, OWN)
+    assert prepared.lengths == BalancePairs(neutral).prepare(ITEMS, tokenizer(), 32, OWN).lengths
     texts = [text for i in ITEMS for text in i.texts[:2]]
-    texts += [tokenizer().decode(example.sentences[3][1:]) for example in prepared.examples]
+    texts += [tokenizer().decode(example.sentences[k][1:]) for example in prepared.examples for k in (3, 4)]
     with torch.no_grad(), control.session(model) as loss:
         found = [read_alone(model, text) for text in texts]
         tokens = torch.cat([table.gather(1, ids[:, None]) for table, ids in found])
@@ -188,6 +195,40 @@ def test_training_shifts_the_mean_and_keeps_the_spread(lora, neutral):
     )
 
 
+@pytest.mark.parametrize("method", [BalancePairs(), BalanceControl()])
+def test_a_model_is_held_to_what_it_wrote_itself(method, monkeypatch):
+    model, seen = build("llama"), []
+    prepare = type(method).prepare
+
+    def watch(self, items, tokenizer, context, own=()):
+        seen.append(own)
+        return prepare(self, items, tokenizer, context, own)
+
+    monkeypatch.setattr(type(method), "prepare", watch)
+    told = []
+    trainer = LanguageTrainer(model, tokenizer(), method, LanguagePlan(1, 4, 1e-3))
+    trainer.train(TripletSplit(ITEMS, ()), on_written=lambda done, total, parts: told.append((done, total)))
+    ((own),) = seen
+    words = [item.texts.unrelated.split()[0] for item in ITEMS]
+    assert all(text.split()[0] in words for text in own)
+    assert len({*own}) > 100  # they are drawn, and not one text for each first word
+    assert told[-1] == (512, 512)
+    again = build("llama")
+    again_trainer = LanguageTrainer(again, tokenizer(), method, LanguagePlan(1, 4, 1e-3))
+    again_trainer.train(TripletSplit(ITEMS, ()))
+    assert seen[0] == seen[1]  # a run that goes on has the same texts
+
+
+def test_pairs_without_neutral_text_are_trained_beside_texts_of_the_models_own():
+    pairs = triplets_of(
+        [CrowsPair(str(i), f"she {w} .", f"he {w} .", "s", "g", ()) for i, w in enumerate(("slept", "ran"))]
+    )
+    for example in BalancePairs().prepare(pairs, tokenizer(), 32, OWN).examples:
+        assert {tokenizer().decode(sentence[1:]) for sentence in example.sentences[2:]} == {*OWN}
+    for example in BalancePairs().prepare(pairs, tokenizer(), 32).examples:  # a model that cannot write
+        assert len(example.sentences) == 3
+
+
 def _gaps(model):
     with torch.no_grad():
         tables = [[read_alone(model, text) for text in i.texts[:2]] for i in ITEMS]
@@ -201,19 +242,28 @@ def test_an_example_without_reference_is_refused(neutral):
         loss(prepared.examples)
 
 
-def stopped(looks, checks=4, rise=0.01, examples=8):
-    """Train one number upwards by one a step, with these looks at it; where it is left."""
+def stopped(looks, checks=4, rise=0.01, examples=8, heard=None):
+    """Train one number upwards by one a step, with these looks at it; where it is left.
+
+    What the loss hears of the looks is added to `heard`.
+    """
     weight = nn.Linear(1, 1, bias=False)
     nn.init.zeros_(weight.weight)
     plan = LanguagePlan(
         1, 1, 1.0, schedule="constant", warmup=0, max_grad_norm=None, checks=checks, perplexity_rise=rise
     )
     seen = iter(looks)
+
+    def loss(batch):
+        return {"loss": -weight(torch.tensor(batch)).mean()}
+
+    if heard is not None:
+        loss.see = heard.append
     tuned = tune(
         weight,
         [[1.0]] * examples,
         [1] * examples,
-        lambda batch: {"loss": -weight(torch.tensor(batch)).mean()},
+        loss,
         plan,
         look=lambda: Look(*next(seen)),
     )
@@ -273,6 +323,19 @@ def test_weights_that_forget_the_models_own_language_are_not_kept():
     tuned, _ = stopped(looks)
     assert tuned.chosen == 6
     assert [tuned.looks[step].own for step in (0, 4)] == [2.0, 2.3]
+
+
+def test_a_model_that_forgets_its_language_goes_back_and_learns_more_slowly():
+    """Two steps of 1, two taken back, two of a half, two taken back."""
+    heard, owns = [], (2.0, 2.1, 2.3, 2.1, 2.4)
+    tuned, weight = stopped([Look(0.64, 10.0, own=own) for own in owns], heard=heard)
+    assert (tuned.chosen, tuned.taken_back) == (6, 2)
+    assert weight == pytest.approx(3, rel=0.01)
+    assert [look.own for look in heard] == [2.0, 2.1, 2.1]  # what was taken back steers nothing
+    # The perplexity of neutral text, which comes and goes, takes nothing back.
+    tuned, weight = stopped([(0.64, 10.0), (0.6, 11.0), (0.6, 10.0), (0.6, 11.0), (0.6, 10.0)])
+    assert (tuned.chosen, tuned.taken_back) == (8, 0)
+    assert weight == pytest.approx(8, rel=0.01)
 
 
 def test_checks_see_what_becomes_of_the_models_own_language():
@@ -494,7 +557,7 @@ def test_the_median_is_taken_off_where_it_is_asked_for(mean_over, taken):
 def test_the_median_of_a_batch():
     now, before = torch.zeros(2, 3), torch.tensor([[0.0, 0, 0, 1], [1, 0, 0, 1], [50, 0, 0, 1]])
     config = BalancePairs(mean_over="batch", centre="median", width=1000.0, level_weight=0.0)
-    shift = config.parts(now, before, torch.zeros(1))["shift"]
+    shift = config.parts(now, before, torch.zeros(1), torch.zeros(0))["shift"]
     assert float(shift) == pytest.approx((1 + 0 + 49**2) / 6)  # half the mean of the squares of 0, 1 and 50, less 1
 
 
@@ -570,3 +633,31 @@ def test_steering_goes_on_past_even_and_after_a_kill(tmp_path, neutral):
     tuned = train()
     assert told == pytest.approx([0.64, 0.48, 0.46, 0.44, 0.42], abs=2e-3)
     assert tuned.steps == 8  # checks past even ended it before
+
+
+@pytest.mark.parametrize("killed_after", [3, 4, 5, 7])
+def test_a_model_that_went_back_goes_on_as_slowly_after_a_kill(tmp_path, killed_after):
+    def train(folder, killed=None):
+        weight, steps = nn.Linear(1, 1, bias=False), []
+        nn.init.zeros_(weight.weight)
+
+        def loss(batch):
+            if len(steps) == killed:
+                raise KeyboardInterrupt
+            steps.append(batch)
+            return {"loss": -weight(torch.tensor(batch)).mean()}
+
+        def look():
+            return Look(0.6, 10.0, own=2.3 if float(weight.weight.detach()) > 3.5 else 2.0)
+
+        plan = LanguagePlan(
+            1, 1, 1.0, schedule="constant", warmup=0, max_grad_norm=None, checks=4, checkpoint_minutes=0
+        )
+        tuned = tune(weight, [[1.0]] * 8, [1] * 8, loss, plan, look=look, checkpoints=folder)
+        return float(weight.weight.detach()), tuned.chosen, tuned.taken_back, tuned.looks
+
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "killed", killed_after)
+    whole = train(tmp_path / "whole")
+    assert whole[1:3] == (6, 2)
+    assert train(tmp_path / "killed") == whole
