@@ -28,7 +28,7 @@ from transformers.utils import logging
 
 from fairhead.language.packing import plain_row
 from fairhead.language.row_layout import Layout
-from fairhead.mitigate.balance_pairs import BalanceControl, BalancePairs
+from fairhead.mitigate.balance_pairs import BalanceControl, BalancePairs, read_neutral
 from fairhead.mitigate.klaad import KLAAD, attention_divergence, pool, triplet_loss
 from fairhead.mitigate.triplets import TripletData, batch_of
 from fairhead.train.step import shuffled_batches
@@ -119,7 +119,8 @@ def compare_balance(asked: argparse.Namespace, batch_size: int) -> None:
     config = BalancePairs(f"multinli:{asked.data / 'multinli'}")
     split = TripletData(f"stereoset:{asked.data / 'stereoset'}").read()
     tokenizer = AutoTokenizer.from_pretrained(asked.model)
-    examples, lengths, *_ = config.refer(model, config.prepare(split.train[: 32 * batch_size], tokenizer, 2048))
+    own = read_neutral(config.neutral).trained[-BalancePairs.writes[0] :]  # in place of texts that the model writes
+    examples, lengths, *_ = config.refer(model, config.prepare(split.train[: 32 * batch_size], tokenizer, 2048, own))
     batches = [[examples[i] for i in batch] for batch in shuffled_batches(lengths, batch_size, seed=0)]
     with ExitStack() as stack:
         balance = stack.enter_context(config.session(models["balance_pairs"]))
