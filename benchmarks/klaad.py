@@ -119,7 +119,7 @@ def compare_balance(asked: argparse.Namespace, batch_size: int) -> None:
     config = BalancePairs(f"multinli:{asked.data / 'multinli'}")
     split = TripletData(f"stereoset:{asked.data / 'stereoset'}").read()
     tokenizer = AutoTokenizer.from_pretrained(asked.model)
-    own = read_neutral(config.neutral).trained[-BalancePairs.writes[0] :]  # in place of texts that the model writes
+    own = read_neutral(config.neutral).trained[-config.writes[0] :]  # in place of texts that the model writes
     examples, lengths, *_ = config.refer(model, config.prepare(split.train[: 32 * batch_size], tokenizer, 2048, own))
     batches = [[examples[i] for i in batch] for batch in shuffled_batches(lengths, batch_size, seed=0)]
     with ExitStack() as stack:

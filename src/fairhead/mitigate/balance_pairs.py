@@ -49,6 +49,7 @@ from fairhead.train.tuning import Look
 _AT_ONCE = 64  # examples that are read together where nothing is trained
 _MOST_TOKENS = 64  # of a neutral text: the rest would be padding to all others of its batch
 _MOST_WATCHED = 200
+OWN_TEXTS, OWN_TOKENS = 512, 32  # texts that a model writes before training, and their tokens
 
 
 class Neutral(NamedTuple):
@@ -90,7 +91,6 @@ class _WithNeutralText:
     """What both methods here do with a neutral text."""
 
     neutral: Annotated[str | None, Option(metavar="TEXT")] = None
-    writes: ClassVar[tuple[int, int]] = 512, 32  # texts that the model writes before training, and their tokens
 
     def check(self) -> None:
         """Refuse a neutral text that cannot be read, before a model is loaded."""
@@ -122,7 +122,9 @@ class BalancePairs(_WithNeutralText):
             begins at 1 and, for each data source, rises at each check while watched terms still lean as before
             training, and falls where they lean the other way. It stays 1 where watched terms do not clearly lean.
         level_weight: weight of the second part of the loss; the first has weight 1.
-        keep_weight: weight of the third part of the loss, and of the fourth.
+        keep_weight: weight of the third part of the loss.
+        own_weight: weight of the fourth part of the loss. With 0 the model writes nothing; its own language may then
+            become less likely without a sign of it in the neutral text.
         width: where the Huber loss changes from quadratic to linear, in nats.
         kl_weight: weight of KLAAD's divergence of attention maps, in the last layer.
         triplet_weight: weight of KLAAD's triplet loss, with its margin for Llama.
@@ -133,6 +135,7 @@ class BalancePairs(_WithNeutralText):
     strength: Positive | None = None
     level_weight: NotNegative = 0.5
     keep_weight: NotNegative = 10.0
+    own_weight: NotNegative = 10.0
     width: Positive = 2.0
     kl_weight: NotNegative = 0.0
     triplet_weight: NotNegative = 0.0
@@ -147,6 +150,11 @@ class BalancePairs(_WithNeutralText):
 
     def __post_init__(self) -> None:
         check_config(self)
+
+    @property
+    def writes(self) -> tuple[int, int]:
+        """How many texts the model is to write before training, and their tokens."""
+        return (OWN_TEXTS if self.own_weight else 0), OWN_TOKENS
 
     @property
     def klaad(self) -> KLAAD | None:
@@ -266,7 +274,7 @@ class BalancePairs(_WithNeutralText):
         parts = {"loss": total, "shift": shift, "level": level, "keep": keep}
         if len(of_own):
             written = of_own.mean()
-            parts |= {"loss": total + self.keep_weight * written, "written": written}
+            parts |= {"loss": total + self.own_weight * written, "written": written}
         return parts
 
 
@@ -314,6 +322,7 @@ class BalanceControl(_WithNeutralText):
 
     plan: ClassVar[Mapping[str, Any]] = {**BalancePairs.plan, "checks": 0}
     control_of: ClassVar[str] = "balance_pairs"  # whose options it takes in a grid
+    writes: ClassVar[tuple[int, int]] = OWN_TEXTS, OWN_TOKENS
 
     def prepare(
         self, items: Iterable[StereoSetItem], tokenizer: Any, context: int, own: Sequence[str] = ()

@@ -156,8 +156,8 @@ class LanguageTrainer:
                 tuple(item for item in items if item.bias_type == category) or items for items in (trained, watched)
             )
         own: dict[str, list[str]] = {}
-        if hasattr(method, "writes"):
-            count, longest = method.writes
+        count, longest = getattr(method, "writes", (0, 0))
+        if count:
             first = [item.texts.unrelated for item in trained]
             tell = None if on_written is None else lambda done, total: on_written(done, total, {})
             found = written(Scorer(self.model, self._texts), first, count, longest, "trained on ", tell)

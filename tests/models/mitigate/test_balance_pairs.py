@@ -102,7 +102,7 @@ def plainly(items, texts, own, before, now, config):
 
     keep, written = moved([*(i.texts.unrelated for i in items), *texts]), moved(own)
     return {"shift": shift, "level": level, "keep": keep, "written": written} | {
-        "loss": shift + config.level_weight * level + config.keep_weight * (keep + written)
+        "loss": shift + config.level_weight * level + config.keep_weight * keep + config.own_weight * written
     }
 
 
@@ -113,7 +113,8 @@ def of_two_categories():
 @pytest.mark.parametrize("family", list(FAMILIES))
 @pytest.mark.parametrize("mean_over", ["batch", "category", "each"])
 def test_the_loss_is_what_it_says(family, mean_over, neutral):
-    config = BalancePairs(neutral, mean_over, strength=1.5, level_weight=0.7, keep_weight=3.0, width=0.5)
+    weights = {"level_weight": 0.7, "keep_weight": 3.0, "own_weight": 2.0}
+    config = BalancePairs(neutral, mean_over, strength=1.5, width=0.5, **weights)
     items, before, now = of_two_categories(), build(family), perturbed(family)
     prepared = config.prepare(items, tokenizer(), 32, OWN)
     texts, own = ([tokenizer().decode(example.sentences[k][1:]) for example in prepared.examples] for k in (3, 4))
@@ -208,11 +209,14 @@ def test_a_model_is_held_to_what_it_wrote_itself(method, monkeypatch):
     told = []
     trainer = LanguageTrainer(model, tokenizer(), method, LanguagePlan(1, 4, 1e-3))
     trainer.train(TripletSplit(ITEMS, ()), on_written=lambda done, total, parts: told.append((done, total)))
-    ((own),) = seen
+    (own,) = seen
     words = [item.texts.unrelated.split()[0] for item in ITEMS]
     assert all(text.split()[0] in words for text in own)
     assert len({*own}) > 100  # they are drawn, and not one text for each first word
     assert told[-1] == (512, 512)
+    silent = LanguageTrainer(build("llama"), tokenizer(), BalancePairs(own_weight=0), LanguagePlan(1, 4, 1e-3))
+    assert "written" not in silent.train(TripletSplit(ITEMS, ())).history[0]
+    seen = seen[:1]
     again = build("llama")
     again_trainer = LanguageTrainer(again, tokenizer(), method, LanguagePlan(1, 4, 1e-3))
     again_trainer.train(TripletSplit(ITEMS, ()))
