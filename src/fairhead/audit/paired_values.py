@@ -23,7 +23,7 @@ from fairhead.audit.tables import Draws, Tables
 from fairhead.records import Column
 from fairhead.stats import Difference, Estimate, Span, intervals
 from fairhead.stats.clusters import cell_numbers, clusters_in, divide, tabulate
-from fairhead.stats.paired import change_of_size
+from fairhead.stats.paired import change_of_size, detectable_change
 
 Array = NDArray[np.float64]
 
@@ -380,7 +380,7 @@ def pair_changes(
                         max(float(high[k]), value),
                         int(rows[i] + rows[j]),
                         float(p[k]),
-                        mde=intervals.minimum_detectable(float(spread[k]), rules.level),
+                        mde=detectable_change(float(spread[k]), int(min(rows[i], rows[j])), rules.level),
                         ideal=0.0,
                         nearer=Span(nearer, min(float(near_low[k]), nearer), max(float(near_high[k]), nearer)),
                         note=REVERSED if turned[k] else None,

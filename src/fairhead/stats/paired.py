@@ -236,3 +236,15 @@ def _swaps(clusters: int, n: int, seed: int) -> Iterator[Array]:
     block = max(1, (1 << 21) // clusters)
     for begin in range(0, n, block):
         yield rng.integers(2, size=(min(block, n - begin), clusters), dtype=np.int8).astype(np.float64)
+
+
+def detectable_change(se: float, n: int, level: float) -> float | None:
+    """The smallest change of a rate of `n` rows that is detected, from the standard error of the change that there is.
+
+    A rate changes by t only if t more answers in 1 change, and that adds noise. Where nothing changes it is not known.
+
+    Example:
+        >>> round(detectable_change(0.01, 500, 0.95), 4)
+        0.0348
+    """
+    return minimum_detectable(se, level, apart=lambda t: (1 + t / (n * se**2)) ** 0.5) if se > 0 else None
