@@ -76,14 +76,17 @@ def batch_of(examples: Sequence[Example], layout_of: Callable[[Sequence[Example]
     neutral = [at[each * b + k] for b in range(n) for k in range(NEUTRAL, each)]
     source, kept, counted, counted_own = planned.sources(), list[Any](), list[Any](), [np.empty(0, dtype=np.int64)]
     last = each - examples[0].ends_in_own
-    for b in range(n):
-        texts = [source[at[each * b + k]] for k in range(UNRELATED, each)]
-        places, inverse = np.unique(np.concatenate(texts), return_inverse=True)
-        inverse += sum(len(before) for before in kept)
-        others = sum(map(len, texts[: last - UNRELATED]))
+    for b, example in enumerate(examples):
+        places = np.concatenate([source[at[each * b + k]] for k in range(UNRELATED, each)])
+        # What texts begin with alike is kept once, also where they are read in rows of their own.
+        ordered = sorted(example.tree.paths)[UNRELATED:]
+        before = [example.tree.parent[path.positions] for path in ordered]
+        _, first, inverse = np.unique(np.concatenate(before), return_index=True, return_inverse=True)
+        inverse += sum(map(len, kept))
+        others = sum(map(len, before[: last - UNRELATED]))
         counted.append(inverse[:others])
         counted_own.append(inverse[others:])
-        kept.append(places)
+        kept.append(places[first])
 
     def moved(values: Any) -> Tensor:
         return send(torch.from_numpy(np.ascontiguousarray(values)), device)
