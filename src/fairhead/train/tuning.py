@@ -115,12 +115,15 @@ def tune(
     good = loop.done if stopping is None else stopping.best(loop.history)
     see: Callable[[Look], None] = getattr(loss, "see", lambda seen: None)
 
-    def heed(seen: Look) -> None:
-        """Steer by a check, or train more slowly from then on where the model forgets its language."""
-        if stopping is not None and stopping.forgets(seen):
+    def heed(seen: Look) -> bool:
+        """Steer by a check; or train more slowly from then on where the model forgets its language, and say False."""
+        assert stopping is not None
+        loop.enough = not getattr(loss, "steers", False) and stopping.enough(loop.history)
+        if stopping.forgets(seen):
             loop.slower /= 2
-        else:
-            see(seen)
+            return False
+        see(seen)
+        return True
 
     for seen in () if stopping is None else stopping.looks(loop.history).values():  # before a checkpoint, too
         heed(seen)
@@ -167,9 +170,7 @@ def tune(
             seen = stopping.look()
             of_sources = {one.name: one.ss for one in seen.sources}
             loop.history[-1] |= {"ss": seen.ss, "perplexity": seen.perplexity, "own": seen.own, **of_sources}
-            heed(seen)
-            loop.enough = not getattr(loss, "steers", False) and stopping.enough(loop.history)
-            if stopping.forgets(seen):
+            if not heed(seen):
                 loop.put_back()
             elif stopping.best(loop.history) == loop.done:
                 keep()
@@ -260,7 +261,7 @@ class _Stopping:
 
     def enough(self, history: Sequence[Mapping[str, float]]) -> bool:
         """Whether the last two checks have seen a score of even, or on the other side of it."""
-        later = [look.ss - _EVEN for look in self.looks(history).values()][1:][-2:]
+        later = [look.ss - _EVEN for look in self.looks(history).values() if not self.forgets(look)][1:][-2:]
         clear = abs(self._before.ss - _EVEN) > self._before.chance
         return clear and len(later) == 2 and all(ss * (self._before.ss - _EVEN) <= 0 for ss in later)
 
