@@ -28,8 +28,10 @@ from transformers.utils import logging
 
 from fairhead.language.packing import plain_row
 from fairhead.language.row_layout import Layout
-from fairhead.mitigate.balance_pairs import BalanceControl, BalancePairs, read_neutral
+from fairhead.language.scorer import Scorer
+from fairhead.mitigate.balance_pairs import BalanceControl, BalancePairs
 from fairhead.mitigate.klaad import KLAAD, attention_divergence, pool, triplet_loss
+from fairhead.mitigate.sentence_losses import written
 from fairhead.mitigate.triplets import TripletData, batch_of
 from fairhead.train.step import shuffled_batches
 from machine import interleaved_medians, machine
@@ -119,7 +121,8 @@ def compare_balance(asked: argparse.Namespace, batch_size: int) -> None:
     config = BalancePairs(f"multinli:{asked.data / 'multinli'}")
     split = TripletData(f"stereoset:{asked.data / 'stereoset'}").read()
     tokenizer = AutoTokenizer.from_pretrained(asked.model)
-    own = read_neutral(config.neutral).trained[-config.writes[0] :]  # in place of texts that the model writes
+    scorer, texts = Scorer(model, tokenizer), [item.texts.unrelated for item in split.train]
+    own = written(scorer, texts, *config.writes)
     examples, lengths, *_ = config.refer(model, config.prepare(split.train[: 32 * batch_size], tokenizer, 2048, own))
     batches = [[examples[i] for i in batch] for batch in shuffled_batches(lengths, batch_size, seed=0)]
     with ExitStack() as stack:

@@ -7,6 +7,7 @@ same batches; a run that was killed and goes on writes what an unbroken one woul
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,23 @@ def generate(
     return Answers({p.id: found[p.id] for p in prompts if p.id in found}, too_long)
 
 
+def write(
+    scorer: Scorer,
+    beginnings: Sequence[Sequence[int]],  # tokens, the start token among them
+    sampling: Sampling,
+    progress: Progress | None = None,  # called after each batch
+) -> list[list[int]]:
+    """The tokens that a model writes after those of each beginning, without the one that ends a text."""
+    together = sampling.batch_size if beginnings and _heeds_mask(scorer) else 1
+    found: list[list[int]] = []
+    for begin in range(0, len(beginnings), together):
+        batch = beginnings[begin : begin + together]
+        found += _drawn(scorer, [str(begin + k) for k in range(len(batch))], batch, sampling)
+        if progress is not None:
+            progress(len(found), len(beginnings))
+    return found
+
+
 def _encode(scorer: Scorer, prompts: Sequence[Prompt]) -> list[list[int]]:
     """Tokens of each prompt, the start token first."""
     texts = [prompt.text.rstrip() for prompt in prompts]
@@ -89,6 +107,13 @@ def _heeds_mask(scorer: Scorer) -> bool:
 def _continue(
     scorer: Scorer, prompts: Sequence[Prompt], tokens: Sequence[Sequence[int]], how: Sampling
 ) -> list[Generation]:
+    drawn = zip(prompts, _drawn(scorer, [prompt.id for prompt in prompts], tokens, how), strict=True)
+    decode = scorer.tokenizer.decode
+    return [Generation(prompt.id, decode(new, skip_special_tokens=True), len(new)) for prompt, new in drawn]
+
+
+def _drawn(scorer: Scorer, names: Sequence[str], tokens: Sequence[Sequence[int]], how: Sampling) -> list[list[int]]:
+    """New tokens of each text, which are drawn by its name."""
     width = max(map(len, tokens))
     # Padding on the left, hidden by the mask; which token stands there does not matter.
     ids = np.full((len(tokens), width), scorer.start_token.id or 0, dtype=np.int64)
@@ -99,7 +124,7 @@ def _continue(
     ends = _ends(scorer)
     device = torch.device(scorer.device or "cpu")
     inputs = {"input_ids": torch.from_numpy(ids).to(device), "attention_mask": torch.from_numpy(mask).to(device)}
-    draws = np.stack([_chances(prompt.id, how) for prompt in prompts])
+    draws = np.stack([_chances(name, how) for name in names])
     model: Any = scorer.model
     processors: list[LogitsProcessor] = []
     if hasattr(model, "at_decoding"):
@@ -115,12 +140,7 @@ def _continue(
     )
     with quiet(scorer.model), _settings_of_its_own(model):
         whole = model.generate(**inputs, generation_config=config, logits_processor=LogitsProcessorList(processors))
-    written = []
-    for prompt, new in zip(prompts, whole[:, width:].tolist(), strict=True):
-        stop = next((k for k, token in enumerate(new) if token in ends), len(new))
-        text = scorer.tokenizer.decode(new[:stop], skip_special_tokens=True)
-        written.append(Generation(prompt.id, text, stop))
-    return written
+    return [list(takewhile(lambda token: token not in ends, new)) for new in whole[:, width:].tolist()]
 
 
 def _chances(name: str, how: Sampling) -> np.ndarray[Any, np.dtype[np.float64]]:

@@ -7,7 +7,7 @@ each pair keeps its own difference from it. The loss of a batch has four parts:
 1. shift: the Huber loss of Δ − (Δ before training − the mean of those, taken off `strength` times);
 2. level: the Huber loss of how far the mean log-probability of a pair's two sentences has moved;
 3. keep: KL(before ‖ now) of next-token distributions, per token, on unrelated sentences and on neutral text. Pairs have
-   no unrelated sentence: a second neutral text stands for it;
+   no unrelated sentence: a second neutral text stands for it, or one of the model's own;
 4. written: the same on texts that the model itself wrote before training.
 
 What the model said before training is computed once (`refer`): two numbers per pair, and the final hidden states of the
@@ -36,7 +36,7 @@ from fairhead.data.sentences import StereoSetItem
 from fairhead.data.splits import shuffle_by_hash
 from fairhead.errors import InputError
 from fairhead.language.benchmarks.perplexity import read_documents
-from fairhead.language.packing import start_token, token_ids
+from fairhead.language.packing import TokenSequence, start_token, token_ids
 from fairhead.language.row_layout import at_vocabulary, log_sum_exp, quiet, send
 from fairhead.mitigate.klaad import KLAAD
 from fairhead.mitigate.pair_batches import Example, Reference, batch_of, beside, divergence_of
@@ -164,15 +164,15 @@ class BalancePairs(_WithNeutralText):
         return KLAAD(ce_weight=0, kl_weight=self.kl_weight, triplet_weight=self.triplet_weight)
 
     def prepare(
-        self, items: Iterable[StereoSetItem], tokenizer: Any, context: int, own: Sequence[str] = ()
+        self, items: Iterable[StereoSetItem], tokenizer: Any, context: int, own: Sequence[TokenSequence] = ()
     ) -> Prepared[Example]:
         """One example per item; neutral texts are dealt out in an order that depends on them alone."""
         listed = list(items)
         triplets, left_out = encode_triplets(listed, tokenizer, context)
         of = {item.id: item for item in listed}
-        given = read_neutral(self.neutral).trained
-        neutral, written = (encode_neutral(texts, tokenizer, context) for texts in (given, own))
-        beside = None if self.klaad is None else self.klaad.prepare(listed, tokenizer, context)
+        neutral = encode_neutral(read_neutral(self.neutral).trained, tokenizer, context)
+        written = [tuple(text.tokens) for text in own]
+        klaads = None if self.klaad is None else self.klaad.prepare(listed, tokenizer, context)
         examples = []
         for i, triplet in enumerate(triplets):
             item = of[triplet.id]
@@ -182,10 +182,10 @@ class BalancePairs(_WithNeutralText):
                 third = others[(i + len(others) // 2) % len(others)]
             beside_pair = (many[i % len(many)] for many in (neutral, written) if many)
             sentences = (*triplet[1:3], third, *beside_pair)
-            klaad = None if beside is None else beside.examples[i]
+            klaad = None if klaads is None else klaads.examples[i]
             of_item = item.source, item.bias_type
             examples.append(Example(of_item, sentences, tree_of(sentences), bool(written), klaad=klaad))
-        noted = {} if beside is None else beside.noted
+        noted = {} if klaads is None else klaads.noted
         return Prepared(examples, [len(example.tree.tokens) for example in examples], left_out, noted)
 
     def refer(self, model: nn.Module, prepared: Prepared[Example]) -> Prepared[Example]:
@@ -325,7 +325,7 @@ class BalanceControl(_WithNeutralText):
     writes: ClassVar[tuple[int, int]] = OWN_TEXTS, OWN_TOKENS
 
     def prepare(
-        self, items: Iterable[StereoSetItem], tokenizer: Any, context: int, own: Sequence[str] = ()
+        self, items: Iterable[StereoSetItem], tokenizer: Any, context: int, own: Sequence[TokenSequence] = ()
     ) -> Prepared[Example]:
         """As `BalancePairs` does."""
         return BalancePairs(self.neutral).prepare(items, tokenizer, context, own)

@@ -35,7 +35,7 @@ from fairhead.models.load import Model, device_named, weights_digest
 from fairhead.settings import check_config
 from fairhead.store import reading
 from fairhead.train import LanguagePlan
-from fairhead.train.loop import TrainingDiverged, comparable, first_difference, written_by_first
+from fairhead.train.loop import TrainingDiverged, agreed, comparable, first_difference, written_by_first
 from fairhead.train.step import Parts, autocast, gradient_norms, say_once, shuffled_batches
 from fairhead.train.tuning import OnStep, Tuned, checkpointed, merged, only_heads, tune, with_lora
 
@@ -66,7 +66,7 @@ class LanguageTrainer:
             It has `prepare(items, tokenizer, context)`, the tokens and what else it needs of each item, and
             `session(model)`, a `with` block that gives the loss of a batch of examples ("loss", and its parts by name).
             It may have `plan`: where the training should differ from `LanguagePlan`; `writes`: how many texts, of how
-            many tokens, the model is to write before training, which `prepare` then gets, too;
+            many tokens, the model is to write before training, which `prepare` then gets as `own`;
             `refer(model, prepared)`, which adds what the model says of the examples before training;
             `watched_texts()`, whose perplexity is watched; `choose(items, score)`, which names the one category to
             train on; `measuring()`, the method to measure with, where the loss does not tell all. One that trains
@@ -155,13 +155,12 @@ class LanguageTrainer:
             trained, watched = (
                 tuple(item for item in items if item.bias_type == category) or items for items in (trained, watched)
             )
-        own: dict[str, list[str]] = {}
+        own: dict[str, Any] = {}
         count, longest = getattr(method, "writes", (0, 0))
         if count:
-            first = [item.texts.unrelated for item in trained]
+            others, count = [item.texts.unrelated for item in trained], min(count, len(trained))
             tell = None if on_written is None else lambda done, total: on_written(done, total, {})
-            found = written(Scorer(self.model, self._texts), first, count, longest, "trained on ", tell)
-            own = {"own": [" ".join(text) for text in found]}
+            own["own"] = agreed(written(Scorer(self.model, self._texts), others, count, longest, 1, tell))
         prepared: Prepared[Any] = method.prepare(trained, self._texts, context_length(self.model), **own)
         if not prepared.examples:
             reasons = ", ".join(f"{len(ids)} {reason}" for reason, ids in prepared.left_out.items())
@@ -199,6 +198,7 @@ class LanguageTrainer:
             chance = tuned.looks[0].chance
             kept = {"chosen": tuned.chosen, "taken_back": tuned.taken_back, "chance": chance}
             results["watched"] = {"items": len(watched), **kept, **looks}
+        results |= {f"{name}_texts": len(found) for name, found in own.items()}
         if hasattr(loss, "record"):
             results |= loss.record()
         if heads:

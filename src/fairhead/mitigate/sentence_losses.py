@@ -7,22 +7,24 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, logsigmoid
 
 from fairhead.data.files import Skips
 from fairhead.data.sentences import StereoSetItem, TripletSplit, split_by_target
+from fairhead.data.splits import shuffle_by_hash
 from fairhead.errors import InputError
-from fairhead.language.answers import TOO_LONG, Progress, Prompt, Request, Sampling
+from fairhead.language.answers import TOO_LONG, Progress, Sampling
 from fairhead.language.benchmark import Measure
 from fairhead.language.benchmarks import benchmark_named, stereoset
 from fairhead.language.benchmarks.perplexity import Document
 from fairhead.language.benchmarks.perplexity import table as perplexity_table
-from fairhead.language.generation import generate
+from fairhead.language.generation import write
 from fairhead.language.item_table import ItemTable
 from fairhead.language.lexicons import read_swaps
-from fairhead.language.packing import start_token, token_ids
+from fairhead.language.packing import TokenSequence, start_token, token_ids
 from fairhead.language.row_layout import Sentences, stack
 from fairhead.language.scorer import Scorer
 from fairhead.mitigate.triplets import SHARE, Prepared, TokenTriplet, encode_triplets, stack_triplets
@@ -34,8 +36,7 @@ from fairhead.train.step import Parts
 from fairhead.train.tuning import Look, Score
 
 _FEW = 16  # sentences that say whether training has wrecked the model
-_WATCHED, _LONG = 48, 64  # texts that a model writes before training, and their tokens: its language as it was
-_AT_ONCE = 64  # texts that it writes together
+_WATCHED, _LONG, _AT_ONCE = 48, 64, 64  # texts that a model writes, to be watched, their tokens; texts at once
 NOTHING_TO_SWAP = "no word of the swap lists"
 
 
@@ -121,37 +122,36 @@ def looker(
 ) -> Callable[[], Look]:
     """Looks at the score of items and the perplexity of texts (else of unrelated sentences).
 
-    Also at that of texts that the model writes now. Of texts unlike those that it was trained on, perplexity may fall
-    while the model forgets its own language; what it wrote itself only grows less likely.
+    Also at that of texts that it writes now: of others, it may fall while the model forgets its own language.
     """
     scorer = Scorer(model, tokenizer)
     chosen = texts or [item.texts.unrelated for item in items]
-    pairs = enumerate(written(scorer, chosen, _WATCHED, _LONG))
-    own = [Request(str(i), word, f" {text}") for i, (word, text) in pairs]
+    own = written(scorer, chosen, _WATCHED, _LONG)
 
     def look() -> Look:
         scores = _scores(scorer, items)
         clearest = _clearest(scores)
         sources = tuple(score for score in scores if score.category is None)
-        found = scorer.score(own, on_long="skip").values()
-        tokens = sum(score.n_tokens for score in found)
-        of_own = math.exp(-sum(score.logprob for score in found) / tokens) if tokens else 1.0
-        return Look(clearest.ss, _perplexity(scorer, chosen), clearest.chance, sources, of_own)
+        of_own = scorer.score_tokens(own, ["a text of its own"] * len(own))
+        lost = min(-float(np.concatenate(of_own).mean()), 700.0) if own else 0.0  # of more there is no exp
+        return Look(clearest.ss, _perplexity(scorer, chosen), clearest.chance, sources, math.exp(lost))
 
     return look
 
 
 def written(
-    scorer: Scorer, texts: Sequence[str], count: int, longest: int, name: str = "", progress: Progress | None = None
-) -> list[tuple[str, str]]:
-    """What a model writes after first words, each text with its word, of at most so many tokens; or nothing."""
-    words = [words[0] for text in texts if (words := text.split(maxsplit=1))]
-    if not words or not hasattr(scorer.model, "generate"):
+    scorer: Scorer, texts: Sequence[str], count: int, longest: int, seed: int = 0, progress: Progress | None = None
+) -> list[TokenSequence]:
+    """What a model writes after first tokens of texts, of at most so many tokens; nothing, where it cannot write."""
+    lead = scorer.start_token.lead
+    encoded = token_ids(scorer.tokenizer, shuffle_by_hash(texts, seed=0), lead)
+    first = [ids[: len(lead) + 1] for ids in encoded if len(ids) > len(lead)]
+    if not first or not hasattr(scorer.model, "generate"):
         return []
-    prompts = [Prompt(f"{name}{i}", words[i % len(words)]) for i in range(count)]
-    sampling = Sampling(max(1, min(longest, scorer.context // 2)), top_k=0, top_p=1.0, batch_size=min(count, _AT_ONCE))
-    found = generate(scorer, prompts, sampling, progress=progress)
-    return [(p.text, text) for p in prompts if p.id in found and (text := found[p.id].text.strip())]
+    beginnings = [first[i % len(first)] for i in range(count)]
+    sampling = Sampling(max(1, min(longest, scorer.context // 2)), top_k=0, top_p=1.0, seed=seed, batch_size=_AT_ONCE)
+    both = zip(beginnings, write(scorer, beginnings, sampling, progress), strict=True)
+    return [TokenSequence((*begun, *new), len(begun)) for begun, new in both if new]
 
 
 def wrecked(model: nn.Module, tokenizer: Any, items: Sequence[StereoSetItem]) -> Callable[[], str | None]:

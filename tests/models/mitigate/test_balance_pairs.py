@@ -1,5 +1,6 @@
 """Balance for pairs: its loss against one computed in the plainest way, what training does, and when it stops."""
 
+import copy
 import json
 import math
 from dataclasses import replace
@@ -17,13 +18,15 @@ from fairhead.cli import main
 from fairhead.data.sentences import CrowsPair, StereoSetItem, Triplet, TripletSplit
 from fairhead.errors import InputError
 from fairhead.language.loading import training_memory
+from fairhead.language.packing import TokenSequence
 from fairhead.language.row_layout import final_states
 from fairhead.language.running import TrainingRecord
+from fairhead.language.scorer import Scorer
 from fairhead.mitigate.balance_pairs import BalanceControl, BalancePairs, read_neutral
 from fairhead.mitigate.klaad import KLAAD
 from fairhead.mitigate.language_result import card_of
 from fairhead.mitigate.language_trainer import LanguageTrainer, train_folder
-from fairhead.mitigate.sentence_losses import BiasUnlearn, looker
+from fairhead.mitigate.sentence_losses import BiasUnlearn, looker, written
 from fairhead.mitigate.triplets import TripletData, triplets_of
 from fairhead.train import LanguagePlan
 from fairhead.train.tuning import Look, Score, checkpointed, tune
@@ -35,6 +38,10 @@ NEUTRAL = [
 ]
 
 OWN = ["the old poet went home cold .", "the baker went so often ."]  # as if a model had written them
+
+
+def own_tokens():
+    return [TokenSequence((0, *tokenizer()(text)["input_ids"]), 2) for text in OWN]
 
 
 @pytest.fixture
@@ -116,7 +123,7 @@ def test_the_loss_is_what_it_says(family, mean_over, neutral):
     weights = {"level_weight": 0.7, "keep_weight": 3.0, "own_weight": 2.0}
     config = BalancePairs(neutral, mean_over, strength=1.5, width=0.5, **weights)
     items, before, now = of_two_categories(), build(family), perturbed(family)
-    prepared = config.prepare(items, tokenizer(), 32, OWN)
+    prepared = config.prepare(items, tokenizer(), 32, own_tokens())
     texts, own = ([tokenizer().decode(example.sentences[k][1:]) for example in prepared.examples] for k in (3, 4))
     assert {*own} == {*OWN}
     examples = config.refer(before, prepared).examples
@@ -166,8 +173,8 @@ def _tensor_loss(items, texts, before, now, config):
 
 def test_the_control_is_cross_entropy_on_the_same_sentences_in_the_same_batches(neutral):
     model, control = build("llama"), BalanceControl(neutral)
-    prepared = control.prepare(ITEMS, tokenizer(), 32, OWN)
-    assert prepared.lengths == BalancePairs(neutral).prepare(ITEMS, tokenizer(), 32, OWN).lengths
+    prepared = control.prepare(ITEMS, tokenizer(), 32, own_tokens())
+    assert prepared.lengths == BalancePairs(neutral).prepare(ITEMS, tokenizer(), 32, own_tokens()).lengths
     texts = [text for i in ITEMS for text in i.texts[:2]]
     texts += [tokenizer().decode(example.sentences[k][1:]) for example in prepared.examples for k in (3, 4)]
     with torch.no_grad(), control.session(model) as loss:
@@ -198,7 +205,7 @@ def test_training_shifts_the_mean_and_keeps_the_spread(lora, neutral):
 
 @pytest.mark.parametrize("method", [BalancePairs(), BalanceControl()])
 def test_a_model_is_held_to_what_it_wrote_itself(method, monkeypatch):
-    model, seen = build("llama"), []
+    seen, told = [], []
     prepare = type(method).prepare
 
     def watch(self, items, tokenizer, context, own=()):
@@ -206,28 +213,62 @@ def test_a_model_is_held_to_what_it_wrote_itself(method, monkeypatch):
         return prepare(self, items, tokenizer, context, own)
 
     monkeypatch.setattr(type(method), "prepare", watch)
-    told = []
-    trainer = LanguageTrainer(model, tokenizer(), method, LanguagePlan(1, 4, 1e-3))
-    trainer.train(TripletSplit(ITEMS, ()), on_written=lambda done, total, parts: told.append((done, total)))
-    (own,) = seen
-    words = [item.texts.unrelated.split()[0] for item in ITEMS]
-    assert all(text.split()[0] in words for text in own)
-    assert len({*own}) > 100  # they are drawn, and not one text for each first word
-    assert told[-1] == (512, 512)
-    silent = LanguageTrainer(build("llama"), tokenizer(), BalancePairs(own_weight=0), LanguagePlan(1, 4, 1e-3))
-    assert "written" not in silent.train(TripletSplit(ITEMS, ())).history[0]
-    seen = seen[:1]
-    again = build("llama")
-    again_trainer = LanguageTrainer(again, tokenizer(), method, LanguagePlan(1, 4, 1e-3))
-    again_trainer.train(TripletSplit(ITEMS, ()))
+
+    def trained(config):
+        trainer = LanguageTrainer(build("llama"), tokenizer(), config, LanguagePlan(1, 4, 1e-3))
+        tuned = trainer.train(TripletSplit(ITEMS, ()), on_written=lambda done, total, parts: told.append((done, total)))
+        return tuned.history[0], trainer.record.results
+
+    _, results = trained(method)
+    assert told == [(len(ITEMS), len(ITEMS))]  # one each, at most 512
+    assert results["own_texts"] == len(seen[0]) <= len(ITEMS)
+    first = {tokenizer()(item.texts.unrelated)["input_ids"][0] for item in ITEMS}
+    assert {text.tokens[:1] for text in seen[0]} == {(0,)}
+    assert {text.tokens[1] for text in seen[0]} <= first
+    assert {text.scored_from for text in seen[0]} == {2}
+    trained(method)
     assert seen[0] == seen[1]  # a run that goes on has the same texts
+    history, results = trained(BalancePairs(own_weight=0))
+    assert "written" not in history
+    assert "own_texts" not in results
+
+
+def test_texts_are_drawn_from_the_model_token_by_token():
+    """How often tokens follow is as the model has it."""
+    model = build("llama", scale=2.0)
+    scorer, texts = Scorer(model, tokenizer()), ["the poet went home ."]
+    (begun, *_), found = scorer.start_token.lead, written(Scorer(model, tokenizer()), texts, 3000, 1)
+    second = tokenizer()(texts[0])["input_ids"][0]
+    with torch.no_grad():
+        expected = model(input_ids=torch.tensor([[begun, second]])).logits[0, -1].softmax(-1).numpy()
+    drawn = np.bincount([text.tokens[2] for text in found], minlength=len(expected))
+    assert {text.tokens[:2] for text in found} == {(begun, second)}
+    ends = {tokenizer().eos_token_id}  # a text that ends at once is none
+    expected = np.array([0 if k in ends else p for k, p in enumerate(expected)])
+    assert drawn / len(found) == pytest.approx(expected / expected.sum(), abs=0.04)
+    assert written(scorer, texts, 8, 4, seed=1) != written(scorer, texts, 8, 4)
+
+
+@pytest.mark.parametrize("window", [12, 20, 28])
+def test_trees_that_are_too_long_for_a_window_are_read_in_rows(window, neutral):
+    """In batches of other examples than those in which the model was asked before training."""
+    config = copy.deepcopy(FAMILIES["gpt-neo"])
+    config.window_size = window
+    model = hf.AutoModelForCausalLM.from_config(config).eval()
+    config = BalancePairs(neutral)
+    examples = config.refer(model, config.prepare(ITEMS, tokenizer(), 32, own_tokens())).examples
+    with torch.no_grad(), config.session(model) as loss:
+        for example in examples:
+            found = loss([example])
+            assert float(found["keep"]) == pytest.approx(0, abs=1e-5)
+            assert float(found["written"]) == pytest.approx(0, abs=1e-5)
 
 
 def test_pairs_without_neutral_text_are_trained_beside_texts_of_the_models_own():
     pairs = triplets_of(
         [CrowsPair(str(i), f"she {w} .", f"he {w} .", "s", "g", ()) for i, w in enumerate(("slept", "ran"))]
     )
-    for example in BalancePairs().prepare(pairs, tokenizer(), 32, OWN).examples:
+    for example in BalancePairs().prepare(pairs, tokenizer(), 32, own_tokens()).examples:
         assert {tokenizer().decode(sentence[1:]) for sentence in example.sentences[2:]} == {*OWN}
     for example in BalancePairs().prepare(pairs, tokenizer(), 32).examples:  # a model that cannot write
         assert len(example.sentences) == 3
@@ -340,6 +381,12 @@ def test_a_model_that_forgets_its_language_goes_back_and_learns_more_slowly():
     tuned, weight = stopped([(0.64, 10.0), (0.6, 11.0), (0.6, 10.0), (0.6, 11.0), (0.6, 10.0)])
     assert (tuned.chosen, tuned.taken_back) == (8, 0)
     assert weight == pytest.approx(8, rel=0.01)
+
+
+def test_what_was_taken_back_ends_no_training():
+    looks = [(0.64, 2.0), (0.45, 2.4), (0.48, 2.4), (0.52, 2.1), (0.51, 2.1)]
+    tuned, _ = stopped([Look(ss, 10.0, own=own) for ss, own in looks])
+    assert (tuned.chosen, tuned.steps, tuned.taken_back) == (8, 8, 2)
 
 
 def test_checks_see_what_becomes_of_the_models_own_language():
