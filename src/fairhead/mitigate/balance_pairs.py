@@ -46,7 +46,7 @@ from fairhead.settings import NotNegative, Option, Positive, check_config
 from fairhead.train.step import Parts
 from fairhead.train.tuning import Look
 
-_AT_ONCE = 64  # examples that are read together where nothing is trained
+_AT_ONCE = 16  # examples that are read together before training: no more than in most batches, and as much memory
 _MOST_TOKENS = 64  # of a neutral text: the rest would be padding to all others of its batch
 _MOST_WATCHED = 200
 OWN_TEXTS, OWN_TOKENS = 512, 32  # texts that a model writes before training, and their tokens
@@ -202,8 +202,8 @@ class BalancePairs(_WithNeutralText):
                 states = seen[0].flatten(0, 1)[batch.ready.positions][batch.kept].cpu()
                 pair_logprobs = batch.pair_logprobs(logits, log_sum_exp(logits)).T.double().cpu()
                 parts = states.split(batch.kept_of.tolist())
-                for i, (stereotype, anti), own in zip(chosen, pair_logprobs.tolist(), parts, strict=True):
-                    said[i] = (stereotype, anti), own.clone()
+                for i, (stereotype, anti), kept in zip(chosen, pair_logprobs.tolist(), parts, strict=True):
+                    said[i] = (stereotype, anti), kept.clone()
         gaps = np.array([said[i][0][0] - said[i][0][1] for i in range(len(order))])
         means = self._means(gaps, [example.of for example in prepared.examples])
         references = (Reference(*said[i], float(means[i])) for i in range(len(order)))

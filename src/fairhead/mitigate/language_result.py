@@ -91,7 +91,7 @@ def _watched(record: TrainingRecord) -> list[str]:
     kept = f"the weights after step {seen['chosen']} are kept"
     if not seen["chosen"]:
         most = f"{(1 + record.plan['perplexity_rise']) * before['perplexity']:.2f} (--perplexity-rise)"
-        if "own" in before:
+        if before.get("own", 1.0) > 1:  # models of earlier versions have none, nor those that cannot write
             most += f" and {(1 + record.plan['own_rise']) * before['own']:.2f} (--own-rise)"
         kept = (
             "the original weights are kept: no check had a score at least as near to 50 % (or as chance explains), not "
@@ -105,7 +105,7 @@ def _watched(record: TrainingRecord) -> list[str]:
     if (before["ss"] - 0.5) * (after["ss"] - 0.5) < 0:
         score += ", past 50 %,"
     perplexity = f"from {before['perplexity']:.2f} to {after['perplexity']:.2f}"
-    if "own" in before:
+    if before.get("own", 1.0) > 1:  # models of earlier versions have none, nor those that cannot write
         perplexity += f", that of texts it wrote before training from {before['own']:.2f} to {after['own']:.2f}"
     if (back := seen.get("taken_back", 0)) and seen["chosen"]:
         often = f"{back} check{'s'[: back != 1]}"
