@@ -193,8 +193,13 @@ def _settings_of_its_own(model: Any) -> Iterator[None]:
     """Without the model's own habits (temperature, penalties): those would be filled in where ours are silent."""
     if not hasattr(model, "generate"):
         raise InputError(f"{type(model).__name__} cannot write text: transformers gives it no generate()")
-    habits, model.generation_config = model.generation_config, GenerationConfig()
+    # An adapter hands its own on to the model beneath.
+    both = [model, *([model.get_base_model()] if hasattr(model, "get_base_model") else [])]
+    habits = [one.generation_config for one in both]
+    for one in both:
+        one.generation_config = GenerationConfig()
     try:
         yield
     finally:
-        model.generation_config = habits
+        for one, own in zip(both, habits, strict=True):
+            one.generation_config = own

@@ -21,7 +21,7 @@ watched (`_Steered`), for each source of data by itself, unless a strength is gi
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
@@ -46,10 +46,10 @@ from fairhead.settings import NotNegative, Option, Positive, check_config
 from fairhead.train.step import Parts
 from fairhead.train.tuning import Look
 
-_AT_ONCE = 16  # examples that are read together before training: no more than in most batches, and as much memory
+_AT_ONCE = 16  # examples that are read together before training: as many as in a batch by default
 _MOST_TOKENS = 64  # of a neutral text: the rest would be padding to all others of its batch
 _MOST_WATCHED = 200
-OWN_TEXTS, OWN_TOKENS = 512, 32  # texts that a model writes before training, and their tokens
+_OWN_TEXTS, _OWN_TOKENS = 512, 32  # texts that a model writes before training, and their tokens
 
 
 class Neutral(NamedTuple):
@@ -88,9 +88,15 @@ def encode_neutral(texts: Sequence[str], tokenizer: Any, context: int) -> list[t
 
 @dataclass(frozen=True)
 class _WithNeutralText:
-    """What both methods here do with a neutral text."""
+    """What both methods here do with a neutral text, and with texts of the model's own."""
 
     neutral: Annotated[str | None, Option(metavar="TEXT")] = None
+    own_weight: NotNegative = field(default=10.0, kw_only=True)
+
+    @property
+    def writes(self) -> tuple[int, int]:
+        """How many texts the model is to write before training, and their tokens."""
+        return (_OWN_TEXTS if self.own_weight else 0), _OWN_TOKENS
 
     def check(self) -> None:
         """Refuse a neutral text that cannot be read, before a model is loaded."""
@@ -135,7 +141,6 @@ class BalancePairs(_WithNeutralText):
     strength: Positive | None = None
     level_weight: NotNegative = 0.5
     keep_weight: NotNegative = 10.0
-    own_weight: NotNegative = 10.0
     width: Positive = 2.0
     kl_weight: NotNegative = 0.0
     triplet_weight: NotNegative = 0.0
@@ -150,11 +155,6 @@ class BalancePairs(_WithNeutralText):
 
     def __post_init__(self) -> None:
         check_config(self)
-
-    @property
-    def writes(self) -> tuple[int, int]:
-        """How many texts the model is to write before training, and their tokens."""
-        return (OWN_TEXTS if self.own_weight else 0), OWN_TOKENS
 
     @property
     def klaad(self) -> KLAAD | None:
@@ -318,11 +318,11 @@ class BalanceControl(_WithNeutralText):
 
     Attributes:
         neutral: as in `BalancePairs`.
+        own_weight: with 0 the model writes no texts, as in `BalancePairs`; what the weight is makes no difference.
     """
 
     plan: ClassVar[Mapping[str, Any]] = {**BalancePairs.plan, "checks": 0}
     control_of: ClassVar[str] = "balance_pairs"  # whose options it takes in a grid
-    writes: ClassVar[tuple[int, int]] = OWN_TEXTS, OWN_TOKENS
 
     def prepare(
         self, items: Iterable[StereoSetItem], tokenizer: Any, context: int, own: Sequence[TokenSequence] = ()

@@ -143,11 +143,11 @@ def written(
     scorer: Scorer, texts: Sequence[str], count: int, longest: int, seed: int = 0, progress: Progress | None = None
 ) -> list[TokenSequence]:
     """What a model writes after first tokens of texts, of at most so many tokens; nothing, where it cannot write."""
-    lead = scorer.start_token.lead
-    encoded = token_ids(scorer.tokenizer, shuffle_by_hash(texts, seed=0), lead)
-    first = [ids[: len(lead) + 1] for ids in encoded if len(ids) > len(lead)]
-    if not first or not hasattr(scorer.model, "generate"):
+    lead, mixed = scorer.start_token.lead, shuffle_by_hash(texts, seed=0)
+    first = [ids[: len(lead) + 1] for ids in token_ids(scorer.tokenizer, mixed, lead) if len(ids) > len(lead)]
+    if not (first and hasattr(scorer.model, "generate")):
         return []
+    scorer.refuse_unknown([max(ids) for ids in first])
     beginnings = [first[i % len(first)] for i in range(count)]
     sampling = Sampling(max(1, min(longest, scorer.context // 2)), top_k=0, top_p=1.0, seed=seed, batch_size=_AT_ONCE)
     both = zip(beginnings, write(scorer, beginnings, sampling, progress), strict=True)

@@ -29,7 +29,7 @@ from fairhead.mitigate.language_trainer import LanguageTrainer, train_folder
 from fairhead.mitigate.sentence_losses import BiasUnlearn, looker, written
 from fairhead.mitigate.triplets import TripletData, triplets_of
 from fairhead.train import LanguagePlan
-from fairhead.train.tuning import Look, Score, checkpointed, tune
+from fairhead.train.tuning import Look, Score, checkpointed, merged, tune
 
 NEUTRAL = [
     f"the {who} went home {when} ."
@@ -712,3 +712,22 @@ def test_a_model_that_went_back_goes_on_as_slowly_after_a_kill(tmp_path, killed_
     whole = train(tmp_path / "whole")
     assert whole[1:3] == (6, 2)
     assert train(tmp_path / "killed") == whole
+
+
+def test_a_model_trained_by_lora_keeps_its_own_way_of_writing(neutral):
+    """Checks let the model write beneath an adapter, which hands on what it is told there."""
+    model = build("llama")
+    model.generation_config.update(eos_token_id=[0, 5], temperature=0.6, do_sample=True)
+    plan = LanguagePlan(1, 4, 1e-3, lora=2, checks=1, watched=0.4)
+    trainer = LanguageTrainer(model, tokenizer(), BalancePairs(neutral), plan)
+    trainer.train(TripletSplit(ITEMS, ()))
+    kept = merged(trainer.model).generation_config
+    assert (kept.eos_token_id, kept.temperature, kept.do_sample) == ([0, 5], 0.6, True)
+
+
+def test_a_tokenizer_of_another_model_is_named_before_anything_is_written():
+    config = copy.deepcopy(FAMILIES["llama"])
+    config.vocab_size = 12
+    model = hf.AutoModelForCausalLM.from_config(config).eval()
+    with pytest.raises(InputError, match="is it this model's tokeniser"):
+        written(Scorer(model, tokenizer()), [item.texts.unrelated for item in ITEMS], 4, 4)
