@@ -335,8 +335,7 @@ def pair_changes(
     reference: int,
 ) -> PairChanges:
     """Changes of rates for each pair of groups with enough rows, b minus a; the reference is second in its pairs."""
-    found: list[Difference] = []
-    observed: list[Array] = [np.zeros(0)]
+    found, observed = list[Difference](), [np.zeros(0)]
     largest = np.zeros(len(swapped[0].star))
     groups = drawn[0].groups
     for name in names:
@@ -367,6 +366,7 @@ def pair_changes(
             near_low, near_high = change_of_size(a, b, star_a, star_b, rules.level)
             spread = np.nanstd(star, axis=0)
             rows = np.minimum(rates[0].rows[c], rates[1].rows[c])
+            units = rows if rates[0].clusters is None else np.minimum(rows, rates[0].clusters)
             for k, (i, j) in enumerate(zip(one.tolist(), other.tolist(), strict=True)):
                 value, nearer = float(b[k] - a[k]), float(abs(b[k]) - abs(a[k]))
                 found.append(
@@ -380,7 +380,7 @@ def pair_changes(
                         max(float(high[k]), value),
                         int(rows[i] + rows[j]),
                         float(p[k]),
-                        mde=detectable_change(float(spread[k]), int(min(rows[i], rows[j])), rules.level),
+                        mde=detectable_change(float(spread[k]), int(min(units[i], units[j])), rules.level),
                         ideal=0.0,
                         nearer=Span(nearer, min(float(near_low[k]), nearer), max(float(near_high[k]), nearer)),
                         note=REVERSED if turned[k] else None,

@@ -239,7 +239,7 @@ def _swaps(clusters: int, n: int, seed: int) -> Iterator[Array]:
 
 
 def detectable_change(se: float, n: int, level: float) -> float | None:
-    """The smallest change of a rate of `n` rows that is detected, from the standard error of the change that there is.
+    """The smallest change of a rate of `n` rows, or clusters, that is detected, from the standard error of the change.
 
     A rate changes by t only if t more answers in 1 change, and that adds noise. Where nothing changes it is not known.
 
