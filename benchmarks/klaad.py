@@ -4,8 +4,8 @@
     python benchmarks/klaad.py --method balance_pairs ...    # a step of `balance_pairs` beside plain cross-entropy
 
 FOLDER holds `stereoset` as published, and for `balance_pairs` the neutral text `multinli`. All take the same batches
-of three sentences a triplet (`balance_pairs`: two, and three texts to preserve), forward, backward and AdamW, in turns, in one run. "Every layer" is the same loss from
-`output_attentions=True`, which needs eager attention.
+of three sentences a triplet (`balance_pairs`: two, and three texts to preserve), forward, backward and AdamW, in turns,
+in one run. "Every layer" is the same loss from `output_attentions=True`, which needs eager attention.
 
 All three launch about as many kernels a step, whatever the size of the batch. KLAAD reads fewer tokens; on a fast GPU
 that shows only in batches that are large enough to keep it busy.
