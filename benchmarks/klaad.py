@@ -26,12 +26,12 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
+from fairhead.language.generation import write_after
 from fairhead.language.packing import plain_row
 from fairhead.language.row_layout import Layout
 from fairhead.language.scorer import Scorer
 from fairhead.mitigate.balance_pairs import BalanceControl, BalancePairs
 from fairhead.mitigate.klaad import KLAAD, attention_divergence, pool, triplet_loss
-from fairhead.mitigate.sentence_losses import written
 from fairhead.mitigate.triplets import TripletData, batch_of
 from fairhead.train.step import shuffled_batches
 from machine import interleaved_medians, machine
@@ -122,7 +122,7 @@ def compare_balance(asked: argparse.Namespace, batch_size: int) -> None:
     split = TripletData(f"stereoset:{asked.data / 'stereoset'}").read()
     tokenizer = AutoTokenizer.from_pretrained(asked.model)
     scorer, texts = Scorer(model, tokenizer), [item.texts.unrelated for item in split.train]
-    own = written(scorer, texts, *config.writes)
+    own = write_after(scorer, texts, *config.writes)
     examples, lengths, *_ = config.refer(model, config.prepare(split.train[: 32 * batch_size], tokenizer, 2048, own))
     batches = [[examples[i] for i in batch] for batch in shuffled_batches(lengths, batch_size, seed=0)]
     with ExitStack() as stack:

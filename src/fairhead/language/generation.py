@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
+from fairhead.data.splits import shuffle_by_hash
 from fairhead.errors import InputError
 from fairhead.language.answers import (
     Answers,
@@ -25,7 +26,7 @@ from fairhead.language.answers import (
     Sampling,
     refuse_duplicates,
 )
-from fairhead.language.packing import as_chat, token_ids
+from fairhead.language.packing import TokenSequence, as_chat, token_ids
 from fairhead.language.row_layout import quiet
 from fairhead.language.scorer import Scorer
 
@@ -65,20 +66,30 @@ def generate(
     return Answers({p.id: found[p.id] for p in prompts if p.id in found}, too_long)
 
 
-def write(
+def write_after(
     scorer: Scorer,
-    beginnings: Sequence[Sequence[int]],  # tokens, the start token among them
-    sampling: Sampling,
+    texts: Sequence[str],  # whose first tokens begin the new texts, in turn
+    count: int,
+    longest: int,  # new tokens of each
+    seed: int = 0,
     progress: Progress | None = None,  # called after each batch
-) -> list[list[int]]:
-    """The tokens that a model writes after those of each beginning, without the one that ends a text."""
-    together = sampling.batch_size if beginnings and _heeds_mask(scorer) else 1
-    found: list[list[int]] = []
-    for begin in range(0, len(beginnings), together):
-        batch = beginnings[begin : begin + together]
-        found += _drawn(scorer, [str(begin + k) for k in range(len(batch))], batch, sampling)
+) -> list[TokenSequence]:
+    """Texts that a model writes, by token, the new ones scored; nothing, where it cannot write."""
+    lead, mixed = scorer.start_token.lead, shuffle_by_hash(texts, seed=0)
+    first = [ids[: len(lead) + 1] for ids in token_ids(scorer.tokenizer, mixed, lead) if len(ids) > len(lead)]
+    if not (first and hasattr(scorer.model, "generate")):
+        return []
+    scorer.refuse_unknown([max(ids) for ids in first])
+    how = Sampling(max(1, min(longest, scorer.context // 2)), top_k=0, top_p=1.0, seed=seed)
+    together = how.batch_size if _heeds_mask(scorer) else 1
+    found: list[TokenSequence] = []
+    for begin in range(0, count, together):
+        names = range(begin, min(begin + together, count))
+        begun = [first[i % len(first)] for i in names]
+        drawn = _drawn(scorer, [str(i) for i in names], begun, how)
+        found += [TokenSequence((*b, *new), len(b)) for b, new in zip(begun, drawn, strict=True) if new]
         if progress is not None:
-            progress(len(found), len(beginnings))
+            progress(names[-1] + 1, count)
     return found
 
 

@@ -19,6 +19,7 @@ from torch import nn
 
 from fairhead.data.sentences import StereoSetItem, TripletSplit
 from fairhead.errors import InputError
+from fairhead.language.generation import write_after
 from fairhead.language.packing import control_token_warning, starting
 from fairhead.language.row_layout import context_length, refuse_other_than_causal
 from fairhead.language.running import TRAINING_FILE, TrainingRecord
@@ -26,7 +27,7 @@ from fairhead.language.scorer import Scorer
 from fairhead.language.suite import NOT_WHOLE
 from fairhead.mitigate import method_named
 from fairhead.mitigate.language_result import MitigatedLanguage, card_of
-from fairhead.mitigate.sentence_losses import looker, scores_of, set_aside, wrecked, written
+from fairhead.mitigate.sentence_losses import looker, scores_of, set_aside, wrecked
 from fairhead.mitigate.triplets import SHARE, TripletData, targets, texts_of
 from fairhead.mitigate.triplets import Prepared as Prepared
 from fairhead.models import attach, open_model, save
@@ -160,7 +161,7 @@ class LanguageTrainer:
         if count:
             others, count = [item.texts.unrelated for item in trained], min(count, len(trained))
             tell = None if on_written is None else lambda done, total: on_written(done, total, {})
-            own["own"] = agreed(written(Scorer(self.model, self._texts), others, count, longest, 1, tell))
+            own["own"] = agreed(write_after(Scorer(self.model, self._texts), others, count, longest, 1, tell))
         prepared: Prepared[Any] = method.prepare(trained, self._texts, context_length(self.model), **own)
         if not prepared.examples:
             reasons = ", ".join(f"{len(ids)} {reason}" for reason, ids in prepared.left_out.items())

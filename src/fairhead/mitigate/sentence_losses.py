@@ -14,17 +14,16 @@ from torch.nn.functional import cross_entropy, logsigmoid
 
 from fairhead.data.files import Skips
 from fairhead.data.sentences import StereoSetItem, TripletSplit, split_by_target
-from fairhead.data.splits import shuffle_by_hash
 from fairhead.errors import InputError
-from fairhead.language.answers import TOO_LONG, Progress, Sampling
+from fairhead.language.answers import TOO_LONG
 from fairhead.language.benchmark import Measure
 from fairhead.language.benchmarks import benchmark_named, stereoset
 from fairhead.language.benchmarks.perplexity import Document
 from fairhead.language.benchmarks.perplexity import table as perplexity_table
-from fairhead.language.generation import write
+from fairhead.language.generation import write_after
 from fairhead.language.item_table import ItemTable
 from fairhead.language.lexicons import read_swaps
-from fairhead.language.packing import TokenSequence, start_token, token_ids
+from fairhead.language.packing import start_token, token_ids
 from fairhead.language.row_layout import Sentences, stack
 from fairhead.language.scorer import Scorer
 from fairhead.mitigate.triplets import SHARE, Prepared, TokenTriplet, encode_triplets, stack_triplets
@@ -36,7 +35,8 @@ from fairhead.train.step import Parts
 from fairhead.train.tuning import Look, Score
 
 _FEW = 16  # sentences that say whether training has wrecked the model
-_WATCHED, _LONG, _AT_ONCE = 48, 64, 64  # texts that a model writes, to be watched, their tokens; texts at once
+_WATCHED, _LONG = 48, 64  # texts that a model writes before training, and their tokens: its language as it was
+_MOST_LOST = 700.0  # nats a token, of which there is still a perplexity that a file can hold
 NOTHING_TO_SWAP = "no word of the swap lists"
 
 
@@ -122,36 +122,23 @@ def looker(
 ) -> Callable[[], Look]:
     """Looks at the score of items and the perplexity of texts (else of unrelated sentences).
 
-    Also at that of texts that it writes now: of others, it may fall while the model forgets its own language.
+    Also at that of texts that the model writes now. Of texts unlike those that it was trained on, perplexity may fall
+    while the model forgets its own language; what it wrote itself only grows less likely.
     """
     scorer = Scorer(model, tokenizer)
     chosen = texts or [item.texts.unrelated for item in items]
-    own = written(scorer, chosen, _WATCHED, _LONG)
+    own = write_after(scorer, chosen, _WATCHED, _LONG)
 
     def look() -> Look:
         scores = _scores(scorer, items)
         clearest = _clearest(scores)
         sources = tuple(score for score in scores if score.category is None)
         of_own = scorer.score_tokens(own, ["a text of its own"] * len(own))
-        lost = min(-float(np.concatenate(of_own).mean()), 700.0) if own else 0.0  # of more there is no exp
-        return Look(clearest.ss, _perplexity(scorer, chosen), clearest.chance, sources, math.exp(lost))
+        lost = min(-float(np.concatenate(of_own).mean()), _MOST_LOST) if own else 0.0
+        perplexity = min(_perplexity(scorer, chosen), math.exp(_MOST_LOST))
+        return Look(clearest.ss, perplexity, clearest.chance, sources, math.exp(lost))
 
     return look
-
-
-def written(
-    scorer: Scorer, texts: Sequence[str], count: int, longest: int, seed: int = 0, progress: Progress | None = None
-) -> list[TokenSequence]:
-    """What a model writes after first tokens of texts, of at most so many tokens; nothing, where it cannot write."""
-    lead, mixed = scorer.start_token.lead, shuffle_by_hash(texts, seed=0)
-    first = [ids[: len(lead) + 1] for ids in token_ids(scorer.tokenizer, mixed, lead) if len(ids) > len(lead)]
-    if not (first and hasattr(scorer.model, "generate")):
-        return []
-    scorer.refuse_unknown([max(ids) for ids in first])
-    beginnings = [first[i % len(first)] for i in range(count)]
-    sampling = Sampling(max(1, min(longest, scorer.context // 2)), top_k=0, top_p=1.0, seed=seed, batch_size=_AT_ONCE)
-    both = zip(beginnings, write(scorer, beginnings, sampling, progress), strict=True)
-    return [TokenSequence((*begun, *new), len(begun)) for begun, new in both if new]
 
 
 def wrecked(model: nn.Module, tokenizer: Any, items: Sequence[StereoSetItem]) -> Callable[[], str | None]:

@@ -17,6 +17,7 @@ from transformers import GradientCheckpointingLayer
 from fairhead.cli import main
 from fairhead.data.sentences import CrowsPair, StereoSetItem, Triplet, TripletSplit
 from fairhead.errors import InputError
+from fairhead.language.generation import write_after
 from fairhead.language.loading import training_memory
 from fairhead.language.packing import TokenSequence
 from fairhead.language.row_layout import final_states
@@ -26,9 +27,10 @@ from fairhead.mitigate.balance_pairs import BalanceControl, BalancePairs, read_n
 from fairhead.mitigate.klaad import KLAAD
 from fairhead.mitigate.language_result import card_of
 from fairhead.mitigate.language_trainer import LanguageTrainer, train_folder
-from fairhead.mitigate.sentence_losses import BiasUnlearn, looker, written
+from fairhead.mitigate.sentence_losses import BiasUnlearn, looker
 from fairhead.mitigate.triplets import TripletData, triplets_of
 from fairhead.train import LanguagePlan
+from fairhead.train.loop import Loop
 from fairhead.train.tuning import Look, Score, checkpointed, merged, tune
 
 NEUTRAL = [
@@ -237,7 +239,7 @@ def test_texts_are_drawn_from_the_model_token_by_token():
     """How often tokens follow is as the model has it."""
     model = build("llama", scale=2.0)
     scorer, texts = Scorer(model, tokenizer()), ["the poet went home ."]
-    (begun, *_), found = scorer.start_token.lead, written(Scorer(model, tokenizer()), texts, 3000, 1)
+    (begun, *_), found = scorer.start_token.lead, write_after(Scorer(model, tokenizer()), texts, 3000, 1)
     second = tokenizer()(texts[0])["input_ids"][0]
     with torch.no_grad():
         expected = model(input_ids=torch.tensor([[begun, second]])).logits[0, -1].softmax(-1).numpy()
@@ -246,7 +248,7 @@ def test_texts_are_drawn_from_the_model_token_by_token():
     ends = {tokenizer().eos_token_id}  # a text that ends at once is none
     expected = np.array([0 if k in ends else p for k, p in enumerate(expected)])
     assert drawn / len(found) == pytest.approx(expected / expected.sum(), abs=0.04)
-    assert written(scorer, texts, 8, 4, seed=1) != written(scorer, texts, 8, 4)
+    assert write_after(scorer, texts, 8, 4, seed=1) != write_after(scorer, texts, 8, 4)
 
 
 @pytest.mark.parametrize("window", [12, 20, 28])
@@ -730,4 +732,36 @@ def test_a_tokenizer_of_another_model_is_named_before_anything_is_written():
     config.vocab_size = 12
     model = hf.AutoModelForCausalLM.from_config(config).eval()
     with pytest.raises(InputError, match="is it this model's tokeniser"):
-        written(Scorer(model, tokenizer()), [item.texts.unrelated for item in ITEMS], 4, 4)
+        write_after(Scorer(model, tokenizer()), [item.texts.unrelated for item in ITEMS], 4, 4)
+
+
+def test_a_training_that_had_ended_is_not_longer_after_a_kill(tmp_path, monkeypatch):
+    def train():
+        weight = nn.Linear(1, 1, bias=False)
+        nn.init.zeros_(weight.weight)
+        plan = LanguagePlan(
+            1, 1, 1.0, schedule="constant", warmup=0, max_grad_norm=None, checks=4, checkpoint_minutes=0
+        )
+
+        def look():
+            return Look(0.64 if float(weight.weight.detach()) < 1 else 0.49, 10.0)
+
+        def loss(batch):
+            return {"loss": -weight(torch.tensor(batch)).mean()}
+
+        return tune(weight, [[1.0]] * 8, [1] * 8, loss, plan, look=look, checkpoints=tmp_path).steps
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Loop, "put_back", lambda loop: 1 / 0)  # killed after the last step
+        with pytest.raises(ZeroDivisionError):
+            train()
+    assert train() == 4
+
+
+def test_a_model_that_is_lost_has_a_perplexity_still(neutral):
+    model = build("llama")
+    look = looker(model, tokenizer(), ITEMS, read_neutral(neutral).watched)
+    with torch.no_grad():
+        model.get_output_embeddings().weight.mul_(1e5)
+    seen = look()
+    assert (seen.own, seen.perplexity) == (math.exp(700), math.exp(700))

@@ -175,7 +175,11 @@ def _known(found: ItemTable) -> dict[str, int]:
 
 
 def _perplexity(per: int) -> Callable[[Array], Array]:
-    return lambda totals: np.exp(-divide(totals[..., 0], totals[..., per]))
+    def statistic(totals: Array) -> Array:
+        with np.errstate(over="ignore"):  # of a model that is lost it is infinite
+            return np.asarray(np.exp(-divide(totals[..., 0], totals[..., per])))
+
+    return statistic
 
 
 def _bits_per_byte(totals: Array) -> Array:
