@@ -740,7 +740,7 @@ def test_a_training_that_had_ended_is_not_longer_after_a_kill(tmp_path, monkeypa
         weight = nn.Linear(1, 1, bias=False)
         nn.init.zeros_(weight.weight)
         plan = LanguagePlan(
-            1, 1, 1.0, schedule="constant", warmup=0, max_grad_norm=None, checks=4, checkpoint_minutes=0
+            2, 1, 1.0, schedule="constant", warmup=0, max_grad_norm=None, checks=8, checkpoint_minutes=0
         )
 
         def look():
